@@ -1,0 +1,94 @@
+"""What happens while one answer is produced: one neutral event stream for every API.
+
+The parser (`chat.stream`) yields the events of an answer's text; `service` adds Progress, Usage and Finish.
+"""
+from dataclasses import dataclass
+from typing import Literal
+
+FinishReason = Literal["stop", "stop_string", "tool_calls", "length", "cancelled", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningDelta:
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningEnd:
+    natural: bool  # False: the answer ended while the model was still thinking
+
+
+@dataclass(frozen=True, slots=True)
+class TextDelta:
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolBlockStart:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallStart:
+    index: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolArgsDelta:
+    index: int
+    fragment: str  # the fragments of one call, joined, are one JSON object
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallEnd:
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class ToolBlockEnd:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    text: str  # a malformed tool block given back verbatim, as visible text
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """One visible token with its alternatives, most likely first. Only when the request asked for them."""
+    token: int
+    bytes: bytes
+    logprob: float
+    top: tuple[tuple[int, bytes, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Prompt tokens ready so far, of all of them; `done` starts at the reused length."""
+    done: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    prompt_tokens: int
+    cached_tokens: int      # of the prompt, not computed again
+    completion_tokens: int  # sampled, with reasoning and tool blocks, without the final EOS
+    reasoning_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The last event of every answer."""
+    reason: FinishReason
+    usage: Usage
+    stop_string: str | None = None
+    error: str | None = None       # what to tell the client, with reason "error"
+    error_code: str | None = None  # as "incomplete_tool_call"
+
+
+ParserEvent = (ReasoningDelta | ReasoningEnd | TextDelta | ToolBlockStart | ToolCallStart | ToolArgsDelta
+               | ToolCallEnd | ToolBlockEnd | Recovered)
+Event = ParserEvent | TokenLogprob | Progress | Finish

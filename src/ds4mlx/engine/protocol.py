@@ -1,0 +1,110 @@
+"""The engine boundary: tokens in, tokens out. Ints, floats and numpy; no text, no HTTP, no MLX.
+
+An engine and its sessions belong to one thread, the one that opened the engine.
+"""
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import BinaryIO, Protocol
+
+import numpy as np
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    name: str           # as the file says, for people
+    context: int        # largest context the model was made for, in tokens
+    vocab: int          # logits per position
+    quant: str          # recipe of the routed experts, as "IQ2_XXS/Q2_K"
+    backend: str        # "mlx (cpu)", "mlx (gpu)", "stub"
+    fingerprint: str    # hex; equal for equal weights
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How the next token is chosen from the logits. Temperature 0 is the argmax, lowest id on ties.
+
+    Order: logit_bias, penalties over the generated tokens, banned ids, then temperature, top_k, min_p, top_p.
+    The uniform number of step i is a pure function of (seed, i).
+    """
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0              # 0: off
+    min_p: float = 0.05
+    seed: int = 0               # [0, 2**64)
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    banned: frozenset[int] = frozenset()
+    top_logprobs: int = 0       # alternatives reported with each step
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One sampled token. `logprob` is under the unmodified distribution (natural log); `top` is sorted, best first."""
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """Bytes that a number of sessions of a context size need, known before anything is allocated."""
+    weights_bytes: int
+    session_bytes: int      # one session, full
+    sessions: int
+    scratch_bytes: int
+    limit_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        return self.weights_bytes + self.sessions * self.session_bytes + self.scratch_bytes
+
+    @property
+    def fits(self) -> bool:
+        return self.total_bytes <= self.limit_bytes
+
+
+class Session(Protocol):
+    """The state of one conversation."""
+    tokens: Sequence[int]                       # what the state covers, exactly
+    context: int                                # most tokens it may cover
+
+    def logits(self) -> np.ndarray: ...         # f32 [vocab] for the token after `tokens`; needs one token at least
+    def mark(self) -> None: ...                 # make the present length a place to rewind to
+    def rewind(self, length: int) -> int: ...   # go back to the largest reachable length <= `length`; returns it
+    def save(self, out: BinaryIO) -> None: ...  # arrays of models/*/schema.py; any engine can load them
+    def load(self, src: BinaryIO) -> None: ...  # raises CheckpointError and leaves the session as it was
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One session's part in a decode step.
+
+    `token` is the last sampled token, not yet in the session; None right after a prefill.
+    `generated` are the answer's tokens so far, `token` last: its length is the step's number.
+    `mask` bool [vocab], True where the next token is allowed.
+    """
+    session: Session
+    sampling: Sampling
+    token: int | None = None
+    generated: Sequence[int] = ()
+    mask: np.ndarray | None = None
+
+
+class Engine(Protocol):
+    info: ModelInfo
+
+    def open(self, context: int) -> Session: ...
+    def plan(self, context: int, sessions: int) -> MemoryPlan: ...
+    def prefill(self, session: Session, tokens: Sequence[int]) -> None: ...  # one bounded slice
+
+    def decode(self, rows: Sequence[Row]) -> list[list[Step]]:
+        """Feed each row's `token`, then sample the next. One list a row; longer than one where drafts held.
+
+        The last token of each list is sampled but not in the session yet.
+        """
+        ...
+
+    def close(self) -> None: ...
