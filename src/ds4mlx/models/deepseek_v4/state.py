@@ -1,0 +1,121 @@
+"""Live state of one sequence, layer by layer: append-only rows, the window, and the compressors' frontiers.
+
+Everything but the append-only rows is small, and MLX arrays are values: a mark to rewind to holds references and row
+counts, so it costs no copy and no time, whatever the length.
+"""
+from dataclasses import dataclass
+from typing import Literal
+
+import mlx.core as mx
+
+from ds4mlx import ops
+from ds4mlx.models.deepseek_v4.config import Config
+
+RoundingKind = Literal["official", "none"]
+GROW_ROWS = 256  # smallest step in which a buffer of rows grows
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """What happens to a row between rotation and store. "official": the model's own FP8 and FP4; "none": nothing.
+
+    Rows are held in `dtype`. float16 keeps every FP8 and FP4 value; of the rotary tail it keeps 11 bits, as ds4 does.
+    """
+    kind: RoundingKind
+    rope_dims: int
+    dtype: mx.Dtype
+
+    @classmethod
+    def of(cls, config: Config, kind: RoundingKind, dtype: mx.Dtype | None = None) -> "Rounding":
+        return cls(kind, config.qk_rope_head_dim, dtype or (mx.float16 if kind == "official" else mx.float32))
+
+    def attention(self, row: mx.array) -> mx.array:
+        return (ops.fp8_round(row, self.rope_dims) if self.kind == "official" else row).astype(self.dtype)
+
+    def indexer(self, v: mx.array) -> mx.array:
+        return (ops.fp4_round(v) if self.kind == "official" else v).astype(self.dtype)
+
+
+class Rows:
+    """Append-only rows [count, width] in a buffer that grows by half; cutting back only lowers the count."""
+
+    __slots__ = ("count", "_buffer")
+
+    def __init__(self, width: int, dtype: mx.Dtype) -> None:
+        self.count = 0
+        self._buffer = mx.zeros((0, width), dtype)
+
+    def append(self, rows: mx.array) -> None:
+        end = self.count + rows.shape[0]
+        if end > self._buffer.shape[0]:
+            grown = max(end, self._buffer.shape[0] * 3 // 2)
+            room = -(-grown // GROW_ROWS) * GROW_ROWS - self.count
+            fresh = mx.zeros((room, self._buffer.shape[1]), self._buffer.dtype)
+            self._buffer = mx.concatenate([self._buffer[:self.count], fresh])
+        self._buffer[self.count:end] = rows.astype(self._buffer.dtype)
+        self.count = end
+
+    def view(self, count: int | None = None) -> mx.array:
+        """The first `count` rows, all by default."""
+        return self._buffer[:self.count if count is None else count]
+
+    @property
+    def buffer(self) -> mx.array:
+        return self._buffer
+
+
+class CompressorState:
+    """Rows made so far, and k, s f32 of the tokens still needed: the open group's, and for ratio 4 also those of the
+    group before, of which only the carry halves are read again."""
+
+    __slots__ = ("rows", "k", "s")
+
+    def __init__(self, ratio: int, width: int, dtype: mx.Dtype) -> None:
+        wide = width * 2 if ratio == 4 else width
+        self.rows = Rows(width, dtype)
+        self.k, self.s = mx.zeros((0, wide)), mx.zeros((0, wide))
+
+
+@dataclass(frozen=True, slots=True)
+class LayerMark:
+    """What a layer needs to be at an earlier length again: references, and counts of its append-only rows."""
+    offset: int
+    window: mx.array
+    frontiers: tuple[tuple[int, mx.array, mx.array], ...]
+
+
+class LayerState:
+    """One layer's cache, in the shape that mlx-lm expects of one (`offset`, `state`, `nbytes`, not trimmable)."""
+
+    def __init__(self, config: Config, layer: int, rounding: Rounding) -> None:
+        self.ratio = config.compress_ratios[layer]
+        self.offset = 0                                                       # tokens taken in
+        self.window = mx.zeros((0, config.head_dim), rounding.dtype)          # the last sliding_window raw rows
+        self.compressed = CompressorState(self.ratio, config.head_dim, rounding.dtype) if self.ratio else None
+        self.index = CompressorState(4, config.index_head_dim, rounding.dtype) if self.ratio == 4 else None
+
+    def compressors(self) -> list[CompressorState]:
+        return [c for c in (self.compressed, self.index) if c is not None]
+
+    def mark(self) -> LayerMark:
+        return LayerMark(self.offset, self.window, tuple((c.rows.count, c.k, c.s) for c in self.compressors()))
+
+    def rewind(self, mark: LayerMark) -> None:
+        self.offset, self.window = mark.offset, mark.window
+        for c, (count, k, s) in zip(self.compressors(), mark.frontiers, strict=True):
+            c.rows.count, c.k, c.s = count, k, s
+
+    @property
+    def state(self) -> list[mx.array]:
+        """All arrays, for mx.eval: evaluated every step, so that no graph and no old buffer stays alive."""
+        return [self.window] + [a for c in self.compressors() for a in (c.rows.buffer, c.k, c.s)]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(a.nbytes for a in self.state)
+
+    def is_trimmable(self) -> bool:
+        return False
+
+    def empty(self) -> bool:
+        return self.offset == 0

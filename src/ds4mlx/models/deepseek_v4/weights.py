@@ -1,0 +1,75 @@
+"""A validated GGUF to a model: every tensor to the attribute that its checkpoint name spells."""
+import mmap
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+
+from ds4mlx.gguf.dequant import dequantize
+from ds4mlx.gguf.reader import GGUF
+from ds4mlx.models.deepseek_v4 import names
+from ds4mlx.models.deepseek_v4.config import Config
+from ds4mlx.models.deepseek_v4.graph import Model
+from ds4mlx.models.deepseek_v4.layers import Linear
+from ds4mlx.models.deepseek_v4.state import RoundingKind
+from ds4mlx.ops import Blocks
+
+# Stacks of which a chunk touches little: they stay in the mapped file where the device cannot adopt the mapping.
+SPARSE = ("embed", "experts_w1", "experts_w2", "experts_w3")
+METAL_PAGE = 16384
+
+
+def load(file: GGUF, config: Config, kv_round: RoundingKind = "official", row_dtype: mx.Dtype | None = None) -> Model:
+    """The model of a file that `names.validate` has accepted. Keep `file` open as long as the model lives.
+
+    Matrices stay in their blocks; norms, biases and tables become float32 or int32 arrays. Tensors that share their
+    bytes in the file share them in memory.
+    """
+    model = Model(config, kv_round, row_dtype)
+    loaded: dict[tuple[int, str, tuple[int, ...]], Blocks] = {}
+    for name, expected in names.expected_tensors(config).items():
+        info = file.tensors[name]
+        owner, leaf = _owner(model, expected.path)
+        if not (isinstance(getattr(owner, leaf), Linear) or leaf in SPARSE):
+            setattr(owner, leaf, mx.array(dequantize(file.raw(name), info.kind)))
+            continue
+        key = (info.offset, info.kind, info.shape)
+        if key not in loaded:
+            loaded[key] = Blocks(_raw(file, name, sparse=leaf in SPARSE), info.kind)
+        if leaf in SPARSE:
+            setattr(owner, leaf, loaded[key])
+        else:
+            getattr(owner, leaf).weight = loaded[key]
+    return model
+
+
+def _owner(model: nn.Module, path: str) -> tuple[nn.Module, str]:
+    *parents, leaf = path.split(".")
+    owner = model
+    for part in parents:
+        owner = owner[int(part)] if part.isdigit() else getattr(owner, part)
+    return owner, leaf
+
+
+def _raw(file: GGUF, name: str, sparse: bool) -> mx.array | np.ndarray:
+    """The tensor's bytes: adopted on Metal without a copy; elsewhere copied, or left in the mapping if sparse."""
+    raw = file.raw(name)
+    if mx.metal.is_available():
+        return _adopt(raw, file.map)
+    return raw if sparse else mx.array(raw)
+
+
+def _adopt(raw: np.ndarray, mapping: mmap.mmap) -> mx.array:
+    """A Metal buffer over the file's own pages. Metal wants whole pages, GGUF aligns to 32 bytes: adopt the pages
+    around the tensor and slice. The last tensor is copied when rounding up passes the end of the file.
+
+    Not run on a Mac yet.
+    """
+    whole = np.frombuffer(mapping, np.uint8)
+    start = raw.__array_interface__["data"][0] - whole.__array_interface__["data"][0]
+    first = start // METAL_PAGE * METAL_PAGE
+    last = -(-(start + raw.nbytes) // METAL_PAGE) * METAL_PAGE
+    if last > whole.size:
+        return mx.array(raw)
+    pages = mx.asarray(whole[first:last], copy=False)
+    return pages[start - first:start - first + raw.nbytes].reshape(raw.shape)

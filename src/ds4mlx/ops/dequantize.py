@@ -1,0 +1,112 @@
+"""GGUF blocks to float32: w = dequantize(blocks)."""
+from functools import cache
+
+import mlx.core as mx
+
+from ds4mlx.gguf.blocks import row_bytes
+from ds4mlx.gguf.dequant import IQ2_GRID, IQ2_SIGNS
+from ds4mlx.ops.dispatch import pick
+
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+
+
+def dequantize(blocks: mx.array, kind: str) -> mx.array:
+    """The weights of rows of blocks, exactly as `gguf.dequant` gives them.
+
+    blocks [..., row bytes] u8, each row whole blocks of the GGUF type `kind`. Returns [..., weights per row] f32.
+    Raises ValueError for a type without a decoder.
+    """
+    if kind not in _DECODERS:
+        raise ValueError(f"dequantize: no decoder for {kind}, have {', '.join(_DECODERS)}")
+    assert blocks.shape[-1] % row_bytes(kind, _WIDTH.get(kind, 1)) == 0, (kind, blocks.shape)
+    return pick(reference)(blocks, kind)
+
+
+def reference(blocks: mx.array, kind: str) -> mx.array:
+    return _DECODERS[kind](blocks)
+
+
+def _split(blocks: mx.array, size: int) -> mx.array:
+    return blocks.reshape(*blocks.shape[:-1], blocks.shape[-1] // size, size)
+
+
+def _flat(weights: mx.array, rank: int) -> mx.array:
+    return weights.reshape(*weights.shape[:rank - 1], -1)
+
+
+def _half(two_bytes: mx.array) -> mx.array:
+    """[..., 2] u8 -> [..., 1] f32."""
+    return mx.contiguous(two_bytes).view(mx.float16).astype(mx.float32)
+
+
+def _f32(blocks: mx.array) -> mx.array:
+    return blocks.view(mx.float32)
+
+
+def _f16(blocks: mx.array) -> mx.array:
+    return blocks.view(mx.float16).astype(mx.float32)
+
+
+def _bf16(blocks: mx.array) -> mx.array:
+    return blocks.view(mx.bfloat16).astype(mx.float32)
+
+
+def _q8_0(blocks: mx.array) -> mx.array:
+    b = _split(blocks, 34)
+    return _flat(b[..., 2:].view(mx.int8).astype(mx.float32) * _half(b[..., :2]), blocks.ndim)
+
+
+def _q2_k(blocks: mx.array) -> mx.array:
+    b = _split(blocks, 84)
+    scale, codes = b[..., :16], b[..., 16:80]
+    shift = mx.array([[0], [2], [4], [6]], mx.uint8)
+    q = codes.reshape(*b.shape[:-1], 2, 1, 32) >> shift & 3                     # [..., half, quarter, 32]
+    q = q.reshape(*b.shape[:-1], 16, 16).astype(mx.float32)                     # sub-block, weight
+    d = (scale & 15).astype(mx.float32) * _half(b[..., 80:82])
+    m = (scale >> 4).astype(mx.float32) * _half(b[..., 82:84])
+    return _flat(d[..., None] * q - m[..., None], blocks.ndim)
+
+
+def _q4_k(blocks: mx.array) -> mx.array:
+    b = _split(blocks, 144)
+    s, codes = b[..., 4:16], b[..., 16:]
+    low, mid, high = s[..., :4], s[..., 4:8], s[..., 8:]
+    scale = mx.concatenate([low & 63, high & 15 | (low >> 6) << 4], axis=-1).astype(mx.float32)
+    least = mx.concatenate([mid & 63, high >> 4 | (mid >> 6) << 4], axis=-1).astype(mx.float32)
+    shift = mx.array([[0], [4]], mx.uint8)
+    q = codes.reshape(*b.shape[:-1], 4, 1, 32) >> shift & 15                    # [..., quarter, half, 32]
+    q = q.reshape(*b.shape[:-1], 8, 32).astype(mx.float32)
+    d, m = scale * _half(b[..., :2]), least * _half(b[..., 2:4])
+    return _flat(d[..., None] * q - m[..., None], blocks.ndim)
+
+
+@cache
+def _signed_grid() -> mx.array:
+    """[256 * 128, 8] f32: grid row g under sign code c at 128 g + c, so that one gather decodes 8 weights. 1 MiB."""
+    grid, signs = mx.array(IQ2_GRID).astype(mx.float32), mx.array(IQ2_SIGNS).astype(mx.float32)
+    return (grid[:, None] * signs[None]).reshape(-1, 8)
+
+
+def _iq2_xxs(blocks: mx.array) -> mx.array:
+    b = _split(blocks, 66)
+    words = mx.contiguous(b[..., 2:]).view(mx.uint32).reshape(*b.shape[:-1], 8, 2)
+    a, signs = words[..., :1], words[..., 1:]
+    lane = mx.arange(4, dtype=mx.uint32)
+    index = (a >> (8 * lane) & 255) * 128 + (signs >> (7 * lane) & 127)         # [..., group, lane]
+    scale = (0.5 + (signs >> 28).astype(mx.float32)) * 0.25 * _half(b[..., :2])[..., None]
+    return _flat(_signed_grid()[index] * scale[..., None], blocks.ndim)
+
+
+def _mxfp4(blocks: mx.array) -> mx.array:
+    b = _split(blocks, 17)
+    codes = mx.concatenate([b[..., 1:] & 15, b[..., 1:] >> 4], axis=-1)
+    table = mx.array(E2M1 + tuple(-v for v in E2M1))
+    # 2^(e-127) from its bits; e = 0 is the subnormal 2^-127.
+    e = b[..., :1].astype(mx.uint32)
+    scale = mx.where(e == 0, mx.array(0x00400000, mx.uint32), e << 23).view(mx.float32)
+    return _flat(table[codes] * scale, blocks.ndim)
+
+
+_DECODERS = {"F32": _f32, "F16": _f16, "BF16": _bf16, "Q8_0": _q8_0, "Q2_K": _q2_k, "Q4_K": _q4_k,
+             "IQ2_XXS": _iq2_xxs, "MXFP4": _mxfp4}
+_WIDTH = {"Q8_0": 32, "MXFP4": 32, "Q2_K": 256, "Q4_K": 256, "IQ2_XXS": 256}

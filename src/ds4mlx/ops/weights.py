@@ -1,0 +1,33 @@
+"""Weights as their file holds them: blocks of a GGUF type, decoded only when used."""
+import mlx.core as mx
+import numpy as np
+
+Raw = mx.array | np.ndarray
+
+
+class Blocks:
+    """A stack of quantised matrices or rows, [..., row bytes] u8, still in its GGUF blocks.
+
+    `raw` is a device array, or a view of the mapped file for stacks of which a chunk touches little (experts,
+    embedding rows) where the device cannot adopt the mapping: then only what `take` selects is ever copied.
+    """
+
+    __slots__ = ("raw", "kind")
+
+    def __init__(self, raw: Raw, kind: str) -> None:
+        self.raw, self.kind = raw, kind
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the bytes, not the weights."""
+        return tuple(self.raw.shape)
+
+    def take(self, index: int | np.ndarray) -> mx.array:
+        """The blocks at `index` of the first axis, on the device."""
+        if isinstance(self.raw, np.ndarray):
+            return mx.array(self.raw[index])
+        return self.raw[index if isinstance(index, int) else mx.array(index)]
+
+    def host(self, index: int) -> np.ndarray:
+        """The blocks at `index` in host memory, without a copy."""
+        return self.raw[index] if isinstance(self.raw, np.ndarray) else np.array(self.raw[index], copy=False)
