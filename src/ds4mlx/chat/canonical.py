@@ -1,0 +1,34 @@
+"""What clients add to a conversation that must not reach the prompt: halves of characters, rotating header lines."""
+import re
+from dataclasses import replace
+
+from ds4mlx.chat.messages import Conversation, Message, TextPart
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_BILLING_FIRST = re.compile(r"\A(?:x-anthropic-billing-header:[^\n]*(?:\n|\Z))+")
+_BILLING_LAST = re.compile(r"(?:\nx-anthropic-billing-header:[^\n]*)+(?=\n?\Z)")
+
+
+def clean_text(text: str) -> str:
+    """Text with U+FFFD for each lone surrogate: JSON can spell them, UTF-8 cannot."""
+    return _SURROGATE.sub("\ufffd", text)
+
+
+def canonical(conversation: Conversation) -> Conversation:
+    """The conversation without the billing headers of its system messages.
+
+    Their nonce changes with every request and stands at the very start, so that no two prompts would share a prefix.
+    """
+    messages = tuple(_without_billing(m) if m.role == "system" else m for m in conversation.messages)
+    return replace(conversation, messages=messages)
+
+
+def _without_billing(message: Message) -> Message:
+    parts = (TextPart(drop_billing(p.text)) if isinstance(p, TextPart) else p for p in message.parts)
+    return replace(message, parts=tuple(p for p in parts if not isinstance(p, TextPart) or p.text))
+
+
+def drop_billing(text: str) -> str:
+    """One system text without billing lines at its start and end; "" when it is nothing but such a header."""
+    text = _BILLING_LAST.sub("", _BILLING_FIRST.sub("", text))
+    return "" if text.startswith("x-anthropic-") else text

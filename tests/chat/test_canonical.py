@@ -1,0 +1,28 @@
+"""Client noise that must not reach the prompt."""
+import pytest
+
+from ds4mlx.chat.canonical import canonical, clean_text, drop_billing
+from ds4mlx.chat.messages import Conversation, Message, TextPart
+
+BILLING = "x-anthropic-billing-header: cc_version=2.1.332.a3f; nonce=1"
+
+
+def test_lone_surrogates_become_replacement_characters():
+    assert clean_text("a\ud800b\udfff") == "a\ufffdb\ufffd"
+    assert clean_text("pairs 😀 and ￿ stay") == "pairs 😀 and ￿ stay"
+
+
+@pytest.mark.parametrize("text, left", [
+    (BILLING, ""), ("x-anthropic-other: 1", ""), ("You help.", "You help."), ("", ""),
+    (f"{BILLING}\nYou help.", "You help."), (f"You help.\n{BILLING}", "You help."), (f"A\n{BILLING}\n", "A\n"),
+    (f"{BILLING}\n{BILLING}\nA\n{BILLING}\n{BILLING}", "A"),
+    (f"a\n{BILLING}\nb", f"a\n{BILLING}\nb"), (f"quoted: {BILLING}", f"quoted: {BILLING}")])
+def test_billing_lines_vanish_from_both_ends_only(text, left):
+    assert drop_billing(text) == left
+
+
+def test_only_system_messages_lose_their_billing_parts():
+    system = Message("system", (TextPart(BILLING), TextPart("You help.")))
+    user = Message("user", (TextPart(BILLING),))
+    cleaned = canonical(Conversation((system, user)))
+    assert cleaned.messages == (Message("system", (TextPart("You help."),)), user)
