@@ -3,11 +3,9 @@ from functools import cache
 
 import mlx.core as mx
 
-from ds4mlx.gguf.blocks import row_bytes
-from ds4mlx.gguf.dequant import IQ2_GRID, IQ2_SIGNS
+from ds4mlx.gguf.blocks import BLOCK_TYPES
+from ds4mlx.gguf.dequant import E2M1, IQ2_GRID, IQ2_SIGNS
 from ds4mlx.ops.dispatch import pick
-
-E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
 def dequantize(blocks: mx.array, kind: str) -> mx.array:
@@ -18,7 +16,7 @@ def dequantize(blocks: mx.array, kind: str) -> mx.array:
     """
     if kind not in _DECODERS:
         raise ValueError(f"dequantize: no decoder for {kind}, have {', '.join(_DECODERS)}")
-    assert blocks.shape[-1] % row_bytes(kind, _WIDTH.get(kind, 1)) == 0, (kind, blocks.shape)
+    assert blocks.shape[-1] % BLOCK_TYPES[kind].bytes == 0, (kind, blocks.shape)
     return pick(reference)(blocks, kind)
 
 
@@ -100,13 +98,11 @@ def _iq2_xxs(blocks: mx.array) -> mx.array:
 def _mxfp4(blocks: mx.array) -> mx.array:
     b = _split(blocks, 17)
     codes = mx.concatenate([b[..., 1:] & 15, b[..., 1:] >> 4], axis=-1)
-    table = mx.array(E2M1 + tuple(-v for v in E2M1))
     # 2^(e-127) from its bits; e = 0 is the subnormal 2^-127.
     e = b[..., :1].astype(mx.uint32)
     scale = mx.where(e == 0, mx.array(0x00400000, mx.uint32), e << 23).view(mx.float32)
-    return _flat(table[codes] * scale, blocks.ndim)
+    return _flat(mx.array(E2M1)[codes] * scale, blocks.ndim)
 
 
 _DECODERS = {"F32": _f32, "F16": _f16, "BF16": _bf16, "Q8_0": _q8_0, "Q2_K": _q2_k, "Q4_K": _q4_k,
              "IQ2_XXS": _iq2_xxs, "MXFP4": _mxfp4}
-_WIDTH = {"Q8_0": 32, "MXFP4": 32, "Q2_K": 256, "Q4_K": 256, "IQ2_XXS": 256}

@@ -1,0 +1,19 @@
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from ds4mlx import ops
+from ds4mlx.gguf.dequant import dequantize
+
+KINDS = ["F32", "F16", "BF16", "Q8_0", "Q2_K", "Q4_K", "IQ2_XXS", "MXFP4"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_device_decodes_what_numpy_decodes(kind, random_blocks):
+    raw = random_blocks(kind, 3, 5, 512)
+    np.testing.assert_array_equal(np.array(ops.dequantize(mx.array(raw), kind)), dequantize(raw, kind))
+
+
+def test_an_unknown_type_is_named():
+    with pytest.raises(ValueError, match="no decoder for Q3_K"):
+        ops.dequantize(mx.zeros((1, 110), mx.uint8), "Q3_K")
