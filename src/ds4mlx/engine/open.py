@@ -1,0 +1,16 @@
+"""One place that turns a name into an engine. Engines are imported when asked for, so the rest runs without MLX."""
+from ds4mlx.config import Settings
+from ds4mlx.engine.protocol import Engine
+
+
+def open_engine(settings: Settings) -> Engine:
+    """The engine that `settings` names, over the model file `settings.model`.
+
+    Call it on the thread that will use the engine. Raises ModelFileError, DoesNotFit.
+    """
+    assert settings.model is not None, "resolve the model before opening an engine"
+    if settings.engine == "stub":
+        from ds4mlx.engine.stub import open_stub
+        return open_stub(settings.model)
+    from ds4mlx.engine.mlx_engine import open_mlx
+    return open_mlx(settings, settings.model)
