@@ -1,0 +1,78 @@
+"""A scheduler over the stub engine, and a request that records what it is told."""
+import threading
+
+import pytest
+
+from ds4mlx.engine.protocol import Sampling
+from ds4mlx.engine.stub import StubEngine
+from ds4mlx.errors import Cancelled
+from ds4mlx.service.scheduler import Scheduler
+
+
+class Recorder:
+    """The least a Request can be: collects tokens, stops at EOS 1."""
+
+    def __init__(self, prompt, max_tokens=100, eos=1):
+        self.prompt, self.max_tokens, self.eos = prompt, max_tokens, eos
+        self.tokens, self.progress = [], []
+        self.source = self.reused = self.fault = self.why = None
+        self.finished = threading.Event()
+
+    def cancel(self, why):
+        self.why = self.why or why
+
+    def check(self):
+        if self.why:
+            raise Cancelled(self.why)
+
+    def starts(self, source, reused_tokens):
+        self.source, self.reused = source, reused_tokens
+
+    def prefilled(self, tokens):
+        self.progress.append(tokens)
+
+    def sampling(self):
+        return Sampling(temperature=0.0)
+
+    def accept(self, step):
+        self.tokens.append(step.token)
+        return step.token == self.eos
+
+    def finish(self, fault=None):
+        self.fault = fault
+        self.finished.set()
+
+
+@pytest.fixture
+def serving():
+    """serving(script, chunk=, max_queue=, **stub): a running Scheduler; its stub engine is `.stub`."""
+    running = []
+
+    def start(script=lambda prompt: [7, 8], *, chunk=128, max_queue=0, **stub):
+        def open_engine():
+            scheduler.stub = StubEngine(script, **stub)
+            return scheduler.stub
+
+        scheduler = Scheduler(open_engine, context=4096, prefill_chunk=chunk, max_queue=max_queue)
+        scheduler.start()
+        scheduler.stub.slices.clear()  # the warm-up's
+        running.append(scheduler)
+        return scheduler
+
+    yield start
+    for scheduler in running:
+        scheduler.close(drain_seconds=10)
+        assert scheduler.state == "closed"
+
+
+@pytest.fixture
+def ask():
+    """ask(scheduler, prompt): submit, wait, return the Recorder. `wait=False` leaves it running."""
+    def submit(scheduler, prompt, *, wait=True, **request):
+        recorder = Recorder(prompt, **request)
+        scheduler.submit(recorder)
+        if wait:
+            assert recorder.finished.wait(10)
+        return recorder
+
+    return submit
