@@ -153,7 +153,8 @@ def test_token_bytes_are_exact_and_unknown_ids_an_error(v4_tokenizer):
         v4_tokenizer.token_bytes(129280)
 
 
-DAMAGE = [("model", "llama", "tokenizer.ggml.model is 'llama', need 'gpt2'"), ("pre", None, "tokenizer.ggml.pre is None"),
+DAMAGE = [("model", "llama", "tokenizer.ggml.model is 'llama', need 'gpt2'"),
+          ("pre", None, "tokenizer.ggml.pre is None"),
           ("tokens", 7, "tokenizer.ggml.tokens is int"), ("tokens", ["a"], "control tokens .*are missing"),
           ("tokens", ["a", "a"], "'a' appears twice"), ("tokens", [b"a"], "other values than strings"),
           ("tokens", list(CONTROL_LITERALS), "no id for"), ("merges", ["a b c"], "not two tokens"),

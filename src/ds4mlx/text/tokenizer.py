@@ -193,7 +193,7 @@ def _data_sha256(tokens: Mapping[int, str], merges: Sequence[tuple[str, str]]) -
 
 
 def _key(pieces: Iterable[str | bytes]) -> bytes:
-    """Control literals (str) as they are, ordinary stretches (bytes) with 0xFF, never part of UTF-8, before quoted ones."""
+    """Control literals (str) as they are; ordinary stretches (bytes) with 0xFF, no UTF-8, before quoted ones."""
     return b"".join("".join(group).encode() if kind is str else _QUOTED_CONTROL.sub(b"\xff", b"".join(group))
                     for kind, group in groupby(pieces, type))
 
