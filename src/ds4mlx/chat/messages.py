@@ -25,9 +25,15 @@ class ToolCall:
 
 
 @dataclass(frozen=True, slots=True)
+class ToolReference:
+    """Stands for a deferred tool inside a result: the tool's schema is shown there."""
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class ToolResult:
     call_id: str
-    content: str
+    content: str | tuple[str | ToolReference, ...]  # a tuple: blocks, shown with a blank line between them
 
 
 Part = TextPart | Reasoning | ToolCall | ToolResult
@@ -45,6 +51,7 @@ class Tool:
     """A function the model may call. `schema` is the object shown to the model, key order as received."""
     name: str
     schema: dict[str, Json]
+    deferred: bool = False  # not shown until a result refers to it; may be called all the same
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,129 @@
+"""The fixed texts of DeepSeek V4 prompts and its tool-call block, byte for byte what the model was trained on.
+
+Source: the encoder published with the model. Control literals inside these texts are control tokens; what is filled in
+(schemas, names, arguments) is untrusted and stays text.
+"""
+from collections.abc import Iterable, Iterator
+from typing import Literal
+
+from ds4mlx.chat.json_text import parse, spell
+from ds4mlx.chat.messages import Effort, Json, ToolCall
+from ds4mlx.text.segments import DSML, Control, Segment, Text, split_controls
+
+EffortProfile = Literal["0731", "preview"]
+
+_THOROUGH = """\
+Reasoning Effort: Absolute maximum with no shortcuts permitted.
+You MUST be very thorough in your thinking and comprehensively decompose the problem to resolve the root cause, \
+rigorously stress-testing your logic against all potential paths, edge cases, and adversarial scenarios.
+Explicitly write out your entire deliberation process, documenting every intermediate step, considered alternative, \
+and rejected hypothesis to ensure absolutely no assumption is left unchecked.
+
+"""
+
+_EXHAUSTIVE = """\
+Reasoning Effort: Beyond maximum — exhaustive, relentless, and uncompromising.
+You MUST reason with the utmost depth and rigor, leaving absolutely nothing to chance: exhaustively decompose the \
+problem into its most fundamental components, trace every causal chain to its root, and resolve the underlying cause \
+rather than any surface symptom.
+Do not stop reasoning until you have independently verified the solution from multiple angles and are certain that no \
+assumption remains unchecked and no error remains undiscovered.
+
+"""
+
+# The July checkpoint moved each string down one level; low has none in either.
+EFFORT_TEXT: dict[EffortProfile, dict[Effort, str]] = {
+    "preview": {"low": "", "high": "", "max": _THOROUGH},
+    "0731": {"low": "", "high": _THOROUGH, "max": _EXHAUSTIVE},
+}
+
+_TOOLS_HEAD = """\
+## Tools
+
+You have access to a set of tools to help answer the user's question. You can invoke tools by writing a \
+"<｜DSML｜tool_calls>" block like the following:
+
+<｜DSML｜tool_calls>
+<｜DSML｜invoke name="$TOOL_NAME">
+<｜DSML｜parameter name="$PARAMETER_NAME" string="true|false">$PARAMETER_VALUE</｜DSML｜parameter>
+...
+</｜DSML｜invoke>
+<｜DSML｜invoke name="$TOOL_NAME2">
+...
+</｜DSML｜invoke>
+</｜DSML｜tool_calls>
+
+String parameters should be specified as is and set `string="true"`. For all other types (numbers, booleans, arrays, \
+objects), pass the value in JSON format and set `string="false"`.
+
+If thinking_mode is enabled (triggered by <think>), you MUST output your complete reasoning inside <think>...</think> \
+BEFORE any tool calls or final response.
+
+Otherwise, output directly after </think> with tool calls or final response.
+
+### Available Tool Schemas
+
+"""
+
+_TOOLS_TAIL = """
+
+You MUST strictly follow the above defined tool name and parameter schemas to invoke tool calls.
+"""
+
+_FORMAT_HEAD = "## Response Format:\n\nYou MUST strictly adhere to the following schema to reply:\n"
+
+_PARAMETER_CLOSE = f"</{DSML}parameter>"
+
+
+def tools_block(schemas: Iterable[dict[str, Json]]) -> list[Segment]:
+    """The tools section of a system message, one schema a line."""
+    return [*split_controls(_TOOLS_HEAD), Text("\n".join(map(spell, schemas))), Text(_TOOLS_TAIL)]
+
+
+def format_block(response_format: dict[str, Json]) -> list[Segment]:
+    """The response-format section of a system message."""
+    return [Text(_FORMAT_HEAD), Text(spell(response_format))]
+
+
+def result_block(content: str) -> list[Segment]:
+    """One tool result. Of its content only the closing tag is altered."""
+    return [Text("<tool_result>"), Text(content.replace("</tool_result>", "&lt;/tool_result>")), Text("</tool_result>")]
+
+
+def call_block(calls: Iterable[ToolCall]) -> list[Segment]:
+    """Tool calls in canonical spelling, with the blank line that separates them from the content before."""
+    segments: list[Segment] = [Text("\n\n"), *_tag("<", "tool_calls>\n")]
+    for call in calls:
+        segments += _tag("<", f'invoke name="{_attribute(call.name)}">\n')
+        for i, (key, kind, value) in enumerate(_parameters(call.arguments)):
+            segments += _tag("\n<" if i else "<", f'parameter name="{_attribute(key)}" string="{kind}">')
+            segments += [Text(value), *_tag("</", "parameter>")]
+        segments += _tag("\n</", "invoke>\n")
+    return [*segments, *_tag("</", "tool_calls>")]
+
+
+def _tag(opening: str, rest: str) -> Iterator[Segment]:
+    yield from (Text(opening), Control(DSML), Text(rest))
+
+
+def _parameters(arguments: str) -> list[tuple[str, Literal["true", "false"], str]]:
+    """JSON text of an object -> (key, is a string, spelling). Anything else is one string parameter `arguments`."""
+    try:
+        values = parse(arguments)
+        if isinstance(values, dict):
+            return [_parameter(key, value) for key, value in values.items()]
+    except (ValueError, RecursionError):
+        pass  # not JSON, or nested deeper than Python can follow
+    return [_parameter("arguments", arguments)]
+
+
+def _parameter(key: str, value: Json) -> tuple[str, Literal["true", "false"], str]:
+    if isinstance(value, str):
+        return key, "true", value.replace(_PARAMETER_CLOSE, "&lt;" + _PARAMETER_CLOSE[1:])
+    return key, "false", spell(value).replace(_PARAMETER_CLOSE, "\\u003c" + _PARAMETER_CLOSE[1:])
+
+
+def _attribute(text: str) -> str:
+    for character, entity in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;"), ('"', "&quot;")):
+        text = text.replace(character, entity)
+    return text
