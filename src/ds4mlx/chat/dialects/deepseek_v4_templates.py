@@ -1,14 +1,14 @@
-"""The fixed texts of DeepSeek V4 prompts and its tool-call block, byte for byte what the model was trained on.
+"""The fixed texts of DeepSeek V4 prompts, byte for byte what the model was trained on.
 
 Source: the encoder published with the model. Control literals inside these texts are control tokens; what is filled in
-(schemas, names, arguments) is untrusted and stays text.
+(schemas, results) is untrusted and stays text.
 """
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Literal
 
-from ds4mlx.chat.json_text import parse, spell
-from ds4mlx.chat.messages import Effort, Json, ToolCall
-from ds4mlx.text.segments import DSML, Control, Segment, Text, split_controls
+from ds4mlx.chat.json_text import spell
+from ds4mlx.chat.messages import Effort, Json
+from ds4mlx.text.segments import Segment, Text, split_controls
 
 EffortProfile = Literal["0731", "preview"]
 
@@ -31,7 +31,7 @@ assumption remains unchecked and no error remains undiscovered.
 
 """
 
-# The July checkpoint moved each string down one level; low has none in either.
+# The 0731 checkpoint has each text one level lower; low has none in either.
 EFFORT_TEXT: dict[EffortProfile, dict[Effort, str]] = {
     "preview": {"low": "", "high": "", "max": _THOROUGH},
     "0731": {"low": "", "high": _THOROUGH, "max": _EXHAUSTIVE},
@@ -72,8 +72,6 @@ You MUST strictly follow the above defined tool name and parameter schemas to in
 
 _FORMAT_HEAD = "## Response Format:\n\nYou MUST strictly adhere to the following schema to reply:\n"
 
-_PARAMETER_CLOSE = f"</{DSML}parameter>"
-
 
 def tools_block(schemas: Iterable[dict[str, Json]]) -> list[Segment]:
     """The tools section of a system message, one schema a line."""
@@ -88,42 +86,3 @@ def format_block(response_format: dict[str, Json]) -> list[Segment]:
 def result_block(content: str) -> list[Segment]:
     """One tool result. Of its content only the closing tag is altered."""
     return [Text("<tool_result>"), Text(content.replace("</tool_result>", "&lt;/tool_result>")), Text("</tool_result>")]
-
-
-def call_block(calls: Iterable[ToolCall]) -> list[Segment]:
-    """Tool calls in canonical spelling, with the blank line that separates them from the content before."""
-    segments: list[Segment] = [Text("\n\n"), *_tag("<", "tool_calls>\n")]
-    for call in calls:
-        segments += _tag("<", f'invoke name="{_attribute(call.name)}">\n')
-        for i, (key, kind, value) in enumerate(_parameters(call.arguments)):
-            segments += _tag("\n<" if i else "<", f'parameter name="{_attribute(key)}" string="{kind}">')
-            segments += [Text(value), *_tag("</", "parameter>")]
-        segments += _tag("\n</", "invoke>\n")
-    return [*segments, *_tag("</", "tool_calls>")]
-
-
-def _tag(opening: str, rest: str) -> Iterator[Segment]:
-    yield from (Text(opening), Control(DSML), Text(rest))
-
-
-def _parameters(arguments: str) -> list[tuple[str, Literal["true", "false"], str]]:
-    """JSON text of an object -> (key, is a string, spelling). Anything else is one string parameter `arguments`."""
-    try:
-        values = parse(arguments)
-        if isinstance(values, dict):
-            return [_parameter(key, value) for key, value in values.items()]
-    except (ValueError, RecursionError):
-        pass  # not JSON, or nested deeper than Python can follow
-    return [_parameter("arguments", arguments)]
-
-
-def _parameter(key: str, value: Json) -> tuple[str, Literal["true", "false"], str]:
-    if isinstance(value, str):
-        return key, "true", value.replace(_PARAMETER_CLOSE, "&lt;" + _PARAMETER_CLOSE[1:])
-    return key, "false", spell(value).replace(_PARAMETER_CLOSE, "\\u003c" + _PARAMETER_CLOSE[1:])
-
-
-def _attribute(text: str) -> str:
-    for character, entity in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;"), ('"', "&quot;")):
-        text = text.replace(character, entity)
-    return text

@@ -10,9 +10,10 @@ from typing import Literal
 
 from ds4mlx.chat.canonical import clean_text
 from ds4mlx.chat.dialects.deepseek_v4_templates import (
-    EFFORT_TEXT, EffortProfile, call_block, format_block, result_block, tools_block)
+    EFFORT_TEXT, EffortProfile, format_block, result_block, tools_block)
 from ds4mlx.chat.dialects.prompt import Prompt, Replay
 from ds4mlx.chat.messages import Effort, Json, ToolCall
+from ds4mlx.chat.syntax.dsml_writing import render_calls
 from ds4mlx.errors import BadRequest
 from ds4mlx.text.segments import (
     ASSISTANT, BOS, EOS, LATEST_REMINDER, TASKS, THINK_CLOSE, THINK_OPEN, USER, Control, Segment, Text, Tokens)
@@ -187,8 +188,8 @@ def _write_answer(out: _Writer, message: LowLevelMessage, reasons: bool) -> None
     out.add(message.content or "")
     if message.replay is not None:
         out.add(message.replay.lead, Tokens(message.replay.ids, message.replay.text))
-    elif message.calls:
-        out.add(*call_block(message.calls))
+    else:
+        out.add(*render_calls(message.calls))
     if not message.wo_eos:
         out.add(Control(EOS))
 
