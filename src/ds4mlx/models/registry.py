@@ -1,0 +1,33 @@
+"""Model families: one line each, from a GGUF's `general.architecture` to the folder that runs it."""
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from types import ModuleType
+
+from ds4mlx.errors import ModelFileError
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """A folder of this package with the roles config, names, schema, weights. Nothing is imported until asked for."""
+    architecture: str
+    package: str
+
+    def role(self, name: str) -> ModuleType:
+        """The module of one role. "weights" needs MLX, the others do not."""
+        return import_module(f"{self.package}.{name}")
+
+
+FAMILIES: dict[str, Family] = {family.architecture: family for family in (
+    Family("deepseek4", "ds4mlx.models.deepseek_v4"),
+)}
+
+
+def family_of(metadata: Mapping[str, object]) -> Family:
+    """The family of a model file. Raises ModelFileError if none runs it."""
+    found = metadata.get("general.architecture")
+    family = FAMILIES.get(found) if isinstance(found, str) else None
+    if family is None:
+        raise ModelFileError(f"general.architecture is {str(found)[:80]!r}, need one of {', '.join(FAMILIES)};"
+                             " give a DeepSeek V4 Flash file")
+    return family
