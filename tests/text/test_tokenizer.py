@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 
 from ds4mlx.chat.canonical import clean_text
 from ds4mlx.errors import ModelFileError
+from ds4mlx.gguf.reader import GGUF
+from ds4mlx.gguf.writer import write_gguf
 from ds4mlx.text.segments import CONTROL_LITERALS, DSML, THINK_CLOSE, THINK_OPEN, USER, Control, Text, Tokens
 from ds4mlx.text.tokenizer import Tokenizer
 
@@ -74,6 +76,12 @@ def test_any_text_has_the_ids_of_the_public_tokenizer(from_gguf, official, text)
 def test_gguf_and_json_give_the_same_tokenizer(from_gguf, v4_tokenizer):
     assert from_gguf.fingerprint() == v4_tokenizer.fingerprint()
     assert from_gguf.control == v4_tokenizer.control
+
+
+def test_a_vocabulary_survives_a_gguf_file(gguf_metadata, from_gguf, tmp_path):
+    write_gguf(tmp_path / "vocabulary.gguf", gguf_metadata, [])
+    with GGUF.open(tmp_path / "vocabulary.gguf") as file:
+        assert Tokenizer.from_gguf(file.metadata).fingerprint() == from_gguf.fingerprint()
 
 
 def test_the_fingerprint_tells_another_vocabulary(gguf_metadata, from_gguf):
