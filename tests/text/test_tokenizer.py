@@ -193,6 +193,14 @@ def test_a_file_that_is_no_tokenizer_is_refused(tmp_path, content):
         Tokenizer.from_json(path)
 
 
+@pytest.mark.parametrize("merges", [[[1, 2]], [7], ["ab"], [["a", ""]], None])
+def test_merges_that_are_no_pairs_are_refused(v4_tokenizer_json, merges):
+    data = json.loads(v4_tokenizer_json.read_bytes())
+    data["model"]["merges"] = merges
+    with pytest.raises(ModelFileError, match="tokenizer.json: "):
+        Tokenizer.from_json(data)
+
+
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(ModelFileError, match="absent.json: No such file"):
         Tokenizer.from_json(tmp_path / "absent.json")

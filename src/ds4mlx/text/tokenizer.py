@@ -218,7 +218,7 @@ def _strings(metadata: Mapping[str, object], key: str) -> list[str]:
 def _pair(merge: str | Sequence[str], source: str) -> tuple[str, str]:
     """"a b" or ["a", "b"] -> (a, b)."""
     parts = merge.split(" ") if isinstance(merge, str) else list(merge)
-    if len(parts) != 2 or not all(parts):
+    if len(parts) != 2 or not all(isinstance(part, str) and part for part in parts):
         raise ModelFileError(f"{source}: merge {merge!r} is not two tokens and one space; the file is damaged")
     return parts[0], parts[1]
 
