@@ -1,4 +1,4 @@
-"""The tiny model in transformers (torch, CPU, float32): built from `weights.py`, run whole or in cached chunks, watched.
+"""The tiny model in transformers (torch, CPU, float32): built from `weights.py`, run whole or in chunks, watched.
 
 Used only to regenerate the stored expectations; no test imports it.
 """

@@ -13,8 +13,9 @@ import numpy as np
 SEED = 20261051
 PROMPT_LENGTHS = (5, 130, 300, 700)
 
-# Keys as in the published config.json of DeepSeek V4 Flash. Layers are laid out like the first five of Flash. Hidden and
-# expert widths are multiples of 256 so that experts can be packed in 256-weight blocks; swiglu_limit is low enough to act.
+# Keys as in the published config.json of DeepSeek V4 Flash. Layers are laid out like the first five of Flash. Hidden
+# and expert widths are multiples of 256 so that experts can be packed in 256-weight blocks; swiglu_limit is low enough
+# to act.
 CONFIG: dict[str, object] = {
     "architectures": ["DeepseekV4ForCausalLM"], "model_type": "deepseek_v4", "torch_dtype": "float32",
     "vocab_size": 512, "hidden_size": 256, "moe_intermediate_size": 256, "num_hidden_layers": 5,
