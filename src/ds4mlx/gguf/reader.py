@@ -7,6 +7,7 @@ import mmap
 import os
 import stat
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -86,6 +87,22 @@ class GGUF:
         if info.nbytes == 0:
             raise ModelFileError(f"{self.path}: tensor {name} is of {info.kind}, which is not supported")
         return self._bytes[info.offset:info.offset + info.nbytes].reshape(*info.shape[:-1], -1)
+
+    @contextmanager
+    def scattered(self) -> Iterator[None]:
+        """Inside, reads do not bring in their surroundings: for a few bytes here and there in a large file.
+
+        Hashing both ends of Flash's 1328 tensors on a cold file took 10 s with a read-ahead of 8 MiB, 0.02 s without.
+        """
+        self._advise("MADV_RANDOM")
+        try:
+            yield
+        finally:
+            self._advise("MADV_NORMAL")
+
+    def _advise(self, advice: str) -> None:
+        if hasattr(mmap, advice):  # not on every system
+            self.map.madvise(getattr(mmap, advice))
 
     def close(self) -> None:
         """Let go of the mapping. It stays until the last view of it is gone."""

@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 
-from ds4mlx.gguf.reader import GGUF
+from ds4mlx.gguf.reader import GGUF, TensorInfo
 
 END_BYTES = 4096
 MAX_LISTED = 4096
@@ -19,14 +19,19 @@ def weights_fp(file: GGUF) -> str:
     architecture = str(file.metadata.get("general.architecture", ""))
     keys = {key: _plain(file.metadata[key]) for key in file.metadata if key.startswith(f"{architecture}.")}
     total = hashlib.sha256(_json({"general.architecture": architecture, **keys}))
-    for name, info in sorted(file.tensors.items()):
-        ends = hashlib.sha256()
-        if info.nbytes:
-            blocks = file.raw(name).reshape(-1)
-            ends.update(blocks[:END_BYTES])
-            ends.update(blocks[-END_BYTES:])
-        total.update(_json([name, info.kind, list(info.shape), info.nbytes, ends.hexdigest()]))
+    with file.scattered():
+        for name, info in sorted(file.tensors.items()):
+            total.update(_json([name, info.kind, list(info.shape), info.nbytes, _ends(file, info)]))
     return total.hexdigest()
+
+
+def _ends(file: GGUF, info: TensorInfo) -> str:
+    ends = hashlib.sha256()
+    if info.nbytes:
+        blocks = file.raw(info.name).reshape(-1)
+        ends.update(blocks[:END_BYTES])
+        ends.update(blocks[-END_BYTES:])
+    return ends.hexdigest()
 
 
 def _plain(value: object) -> object:

@@ -133,7 +133,8 @@ def validate(file: GGUF) -> Config:
     expected = expected_tensors(config)
     _report(file, list(_directory_problems(file, expected)))
     _report(file, list(_vocabulary_problems(file.metadata, config)))
-    _report(file, list(_value_problems(file, expected, config)))
+    with file.scattered():
+        _report(file, list(_value_problems(file, expected, config)))
     if unused := [name for name in file.tensors if name not in expected]:
         log.info("%s: %d tensors are not used: %s ...", file.path, len(unused), ", ".join(unused[:3]))
     return config

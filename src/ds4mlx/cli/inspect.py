@@ -1,0 +1,217 @@
+"""`ds4mlx inspect`: what a model file is and what it would need. Reads its header and small tensors, loads no weights."""
+import json
+import sys
+from argparse import ArgumentParser, Namespace
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from argparse import _SubParsersAction
+
+    from ds4mlx.gguf.reader import GGUF
+    from ds4mlx.models.deepseek_v4.config import Config
+    from ds4mlx.models.deepseek_v4.names import Expected
+
+CONTEXTS = (8192, 32768, 131072, 262144, 524288, 1048576)
+SESSIONS = (1, 4)
+ROW_BYTES = 2  # a state's rows are half precision by default
+
+
+def add_parser(subparsers: "_SubParsersAction[ArgumentParser]") -> None:
+    parser = subparsers.add_parser(
+        "inspect", allow_abbrev=False, help="describe a model file without loading it",
+        description="Name, fingerprints, sizes, quantisation and the memory that contexts need.")
+    parser.add_argument("file", nargs="?", metavar="FILE", help="GGUF file, or tiny; default: the one serve would use")
+    parser.add_argument("-m", "--model", metavar="FILE", help="the same, as the other commands have it")
+    parser.add_argument("--json", action="store_true", help="one JSON object")
+    parser.set_defaults(run=run)
+
+
+def run(args: Namespace) -> int:
+    """Print to standard output. Raises ModelFileError for a file that is not a whole model."""
+    from ds4mlx.gguf.reader import GGUF
+    with GGUF.open(_path(args)) as file:
+        summary = summarize(file)
+    if args.json:
+        print(json.dumps(asdict(summary), indent=2, ensure_ascii=False))
+    elif sys.stdout.isatty():
+        _print_rich(summary)
+    else:
+        print("\n".join(plain(summary)))
+    return 0
+
+
+def _path(args: Namespace) -> Path:
+    named = args.file or args.model
+    if named and named != "tiny":
+        return Path(named)
+    from ds4mlx.cli.model import resolve
+    return resolve(named)
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Tensors of one purpose, over all layers."""
+    name: str
+    tensors: int
+    kinds: tuple[str, ...]
+    parameters: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes for one session of `context` tokens, full; and beside the weights, for each number of SESSIONS."""
+    context: int
+    session_bytes: int
+    total_bytes: dict[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """All that `inspect` shows; `--json` is this, field by field."""
+    file: str
+    file_bytes: int
+    name: str
+    checkpoint: str             # empty if the file does not say
+    architecture: str
+    weights_fp: str
+    base_fp: str                # of the checkpoint the file was made from; weights_fp if it does not say
+    layers: dict[str, int]      # by kind of attention and of routing
+    config: dict[str, int | float | tuple[int, ...]]
+    families: tuple[Family, ...]
+    weights_bytes: int
+    memory: tuple[Memory, ...]
+
+
+def summarize(file: "GGUF") -> Summary:
+    """Validates the file first. Raises ModelFileError."""
+    from ds4mlx.models.fingerprint import weights_fp
+    from ds4mlx.models.registry import family_of
+    family = family_of(file.metadata)
+    names, schema = family.role("names"), family.role("schema")
+    config = names.validate(file)
+    families = tuple(_families(file, names.expected_tensors(config)))
+    weights = sum(f.nbytes for f in families)
+    contexts = [c for c in CONTEXTS if c < config.max_position_embeddings] + [config.max_position_embeddings]
+    sizes = {context: schema.session_bytes(config, context, ROW_BYTES) for context in contexts}
+    fingerprint = weights_fp(file)
+    return Summary(
+        file=str(file.path), file_bytes=len(file.map), name=_text(file.metadata, "general.name"),
+        checkpoint=_text(file.metadata, "ds4mlx.checkpoint"), architecture=family.architecture,
+        weights_fp=fingerprint, base_fp=_text(file.metadata, "ds4mlx.source_fp") or fingerprint,
+        layers=_layers(config), config=asdict(config), families=families, weights_bytes=weights,
+        memory=tuple(Memory(context, size, {n: weights + n * size for n in SESSIONS})
+                     for context, size in sizes.items()))
+
+
+def _text(metadata: Mapping[str, object], key: str) -> str:
+    """A value fit for a terminal: a file's name must not move its cursor."""
+    value = metadata.get(key, "")
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in value) if isinstance(value, str) else ""
+
+
+def _layers(config: "Config") -> dict[str, int]:
+    ratios = Counter(config.compress_ratios)
+    return {"total": config.num_hidden_layers, "window_only": ratios[0], "ratio_4": ratios[4],
+            "ratio_128": ratios[128], "hash_routed": config.num_hash_layers}
+
+
+FAMILIES = (  # the first whose mark is in the tensor's path
+    ("routed experts", (".experts_",)), ("shared experts", (".shared_",)), ("indexers", (".indexer.",)),
+    ("compressors", (".compressor.",)), ("hyper-connections", ("hc_",)), ("hash tables", (".gate_tid2eid",)),
+    ("routers and biases", (".gate",)), ("attention", (".attn.w", ".attn.q_norm", ".attn.kv_norm")),
+    ("token embedding", ("embed",)), ("output matrix", ("head",)), ("other norms, sinks", ("",)),
+)
+
+
+def _families(file: "GGUF", expected: Mapping[str, "Expected"]) -> Iterator[Family]:
+    """Largest first."""
+    members: dict[str, list[str]] = {}
+    for name, need in expected.items():
+        family = next(family for family, marks in FAMILIES if any(mark in need.path for mark in marks))
+        members.setdefault(family, []).append(name)
+    found = []
+    for family, tensors in members.items():
+        infos = [file.tensors[name] for name in tensors]
+        kinds = Counter(info.kind for info in infos)
+        found.append(Family(family, len(infos), tuple(kind for kind, _ in kinds.most_common()),
+                            sum(prod(info.shape) for info in infos), sum(info.nbytes for info in infos)))
+    yield from sorted(found, key=lambda f: -f.nbytes)
+
+
+def _facts(s: Summary) -> list[tuple[str, str]]:
+    c, layers = s.config, s.layers
+    parameters = sum(f.parameters for f in s.families if f.name != "hash tables")
+    return [
+        ("file", f"{s.file} ({_size(s.file_bytes)})"),
+        ("name", s.name or "not given"),
+        ("checkpoint", s.checkpoint or "not given"),
+        ("weights", f"{_size(s.weights_bytes)}, {parameters / 1e9:.3f} G parameters"),
+        ("weights fingerprint", s.weights_fp),
+        ("base fingerprint", s.base_fp),
+        ("layers", f"{layers['total']}: {layers['window_only']} window only, {layers['ratio_4']} ratio 4,"
+                   f" {layers['ratio_128']} ratio 128; {layers['hash_routed']} hash-routed"),
+        ("hidden", f"{c['hidden_size']} in {c['hc_mult']} streams, vocabulary {c['vocab_size']}"),
+        ("attention", f"{c['num_attention_heads']} heads of {c['head_dim']} ({c['qk_rope_head_dim']} rotary),"
+                      f" window {c['sliding_window']}, indexer top {c['index_topk']}"),
+        ("experts", f"{c['num_experts_per_tok']} of {c['n_routed_experts']} + {c['n_shared_experts']} shared,"
+                    f" {c['moe_intermediate_size']} wide"),
+        ("context", f"up to {c['max_position_embeddings']:,} tokens"),
+    ]
+
+
+def _tables(s: Summary) -> Iterator[tuple[str, list[str], list[list[str]]]]:
+    """(title, head, rows), all cells text, the first column a label."""
+    yield "Tensors", ["family", "tensors", "types", "size"], [
+        [f.name, str(f.tensors), " ".join(f.kinds), _size(f.nbytes)] for f in s.families]
+    yield f"Memory, rows of {ROW_BYTES} bytes a number; working memory comes on top", [
+        "context", "a session", *(f"weights + {n}" for n in SESSIONS)], [
+        [f"{m.context:,}", _size(m.session_bytes), *map(_size, m.total_bytes.values())] for m in s.memory]
+
+
+def _size(nbytes: int) -> str:
+    if nbytes < 1e6:
+        return f"{nbytes / 1e3:.1f} kB"
+    return f"{nbytes / 1e9:.3f} GB" if nbytes >= 1e9 else f"{nbytes / 1e6:.1f} MB"
+
+
+def plain(s: Summary) -> Iterator[str]:
+    """The summary as lines of aligned text."""
+    yield from _aligned(([label, text] for label, text in _facts(s)), right=False)
+    for title, head, rows in _tables(s):
+        yield ""
+        yield title
+        yield from _aligned([head, *rows], right=True)
+
+
+def _aligned(rows: Iterable[list[str]], right: bool) -> Iterator[str]:
+    rows = list(rows)
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    for row in rows:
+        cells = [cell.rjust(width) if right and i else cell.ljust(width)
+                 for i, (cell, width) in enumerate(zip(row, widths))]
+        yield "  ".join(cells).rstrip()
+
+
+def _print_rich(s: Summary) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+    console = Console(markup=False, highlight=False)
+    facts = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    for label, text in _facts(s):
+        facts.add_row(Text(label, "dim"), Text(text, overflow="fold"))
+    console.print(facts)
+    for title, head, rows in _tables(s):
+        table = Table(title=Text(title), title_justify="left", box=box.SIMPLE)
+        for i, label in enumerate(head):
+            table.add_column(Text(label), justify="right" if i else "left")
+        for row in rows:
+            table.add_row(*map(Text, row))
+        console.print(table)
