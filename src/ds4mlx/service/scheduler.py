@@ -33,7 +33,7 @@ class Request(Protocol):
     def prefilled(self, tokens: int) -> None: ...  # prompt tokens in the session so far
     def sampling(self) -> Sampling: ...           # for the next step
     def accept(self, step: Step) -> bool: ...     # True: the answer is complete
-    def finish(self, fault: Exception | None = None) -> None: ...  # the last call
+    def finish(self, fault: Exception | None = None) -> None: ...  # the last call; must not raise with a fault
 
 
 class Scheduler:
@@ -142,10 +142,12 @@ class Scheduler:
             return self._active
 
     def _serve(self, request: Request) -> None:
-        fault: Exception | None = None
+        fault: Exception
         try:
             self._prefill(request)
             self._decode(request)
+            request.finish()
+            return
         except Cancelled as given_up:
             fault = given_up
         except Exception as error:  # whatever happened, the next request finds a working engine

@@ -1,0 +1,69 @@
+"""Everything about the server itself: its name, its health, its models."""
+import time
+from importlib.metadata import version
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from ds4mlx.chat.messages import Json
+from ds4mlx.errors import BadRequest
+from ds4mlx.server.controls import MODEL, model_names
+from ds4mlx.server.errors import Line
+from ds4mlx.service.service import Service
+
+CREATED, CREATED_AT = 1767225600, "2026-01-01T00:00:00Z"
+PARAMETERS = ("tools", "tool_choice", "parallel_tool_calls", "max_tokens", "temperature", "top_p", "top_k", "min_p",
+              "stop", "seed", "stream", "reasoning_effort", "response_format", "logprobs", "logit_bias",
+              "presence_penalty", "frequency_penalty")
+
+
+async def root(request: Request) -> Response:
+    return Line({"name": "ds4mlx", "version": version("ds4mlx")})
+
+
+async def health(request: Request) -> Response:
+    """200 when requests are taken, 503 otherwise. Never waits for the engine."""
+    service: Service = request.app.state.service
+    now = service.health
+    content = {"status": now.state, "model": MODEL, "uptime_s": round(time.monotonic() - request.app.state.began, 1),
+               "context_length": service.settings.ctx, "slots": now.slots, "active": now.active, "queued": now.queued,
+               "kv_cache": {"enabled": False, "bytes": 0, "budget_bytes": 0, "files": 0}}
+    return Line(content, status_code=200 if now.state == "ok" else 503)
+
+
+async def list_models(request: Request) -> Response:
+    """One object that both the OpenAI and the Anthropic clients can read."""
+    cards = [_card(name, request.app.state.service) for name in (MODEL, *_served(request))]
+    return Line({"object": "list", "data": cards, "has_more": False, "first_id": cards[0]["id"],
+                 "last_id": cards[-1]["id"]})
+
+
+async def one_model(request: Request) -> Response:
+    name, service = request.path_params["id"], request.app.state.service
+    if name not in model_names(service.settings):
+        raise BadRequest(f"model {name!r} is not served here; known are {', '.join(model_names(service.settings))}",
+                         param="model", code="model_not_found", status=404)
+    return Line(_card(name, service))
+
+
+def _served(request: Request) -> tuple[str, ...]:
+    return request.app.state.service.settings.served_model_name
+
+
+def _card(name: str, service: Service) -> dict[str, Json]:
+    settings = service.settings
+    return {"id": name, "object": "model", "created": CREATED, "owned_by": "ds4mlx", "name": service.info.name,
+            "context_length": settings.ctx,
+            "top_provider": {"context_length": settings.ctx, "is_moderated": False,
+                             "max_completion_tokens": min(settings.tokens, settings.ctx)},
+            "supported_parameters": list(PARAMETERS),
+            "type": "model", "display_name": service.info.name, "created_at": CREATED_AT}
+
+
+routes = [
+    Route("/", root, methods=["GET"]),
+    *(Route(path, health, methods=["GET"]) for path in ("/health", "/healthz", "/v1/health")),
+    Route("/v1/models", list_models, methods=["GET"]),
+    Route("/v1/models/{id:path}", one_model, methods=["GET"]),
+]

@@ -1,0 +1,144 @@
+"""The web application: routes of all APIs, and what holds for every request before and after them."""
+import hmac
+import ipaddress
+import logging
+import secrets
+import time
+
+from starlette.applications import Starlette
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ds4mlx.config import Settings
+from ds4mlx.errors import BadRequest
+from ds4mlx.server import admin, openai_chat
+from ds4mlx.server.errors import error_response
+from ds4mlx.service.service import Service
+
+log = logging.getLogger(__name__)
+
+ROUTES = [*openai_chat.routes, *admin.routes]
+OPEN_PATHS = frozenset({"/", "/health", "/healthz", "/v1/health"})
+CORS_HEADERS = {"access-control-allow-origin": "*", "access-control-allow-methods": "GET, POST, DELETE, OPTIONS",
+                "access-control-expose-headers": "x-request-id, x-ds4mlx-cache-source"}
+
+
+def create_app(service: Service, settings: Settings) -> Starlette:
+    """The application over a service; starting and closing the service is the caller's business."""
+    app = Starlette(routes=ROUTES, middleware=[Middleware(Gate, settings=settings)],
+                    exception_handlers={HTTPException: _http_error})
+    app.router.redirect_slashes = False
+    app.state.service, app.state.began = service, time.monotonic()
+    return app
+
+
+class Gate:
+    """Around every request: its id, the host guard, the key, CORS, and errors in the shape of the API."""
+
+    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+        self.app, self.settings = app, settings
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        reply = _Reply(send, self._extra_headers(scope))
+        scope.setdefault("state", {})["request_id"] = reply.headers["x-request-id"]
+        scope["path"] = path = scope["path"].rstrip("/") or "/"
+        fault: BadRequest | None = None
+        try:
+            self._guard_host(scope)
+            if scope["method"] == "OPTIONS":
+                await Response(status_code=204)(scope, receive, reply)
+                return
+            self._guard_key(scope)
+            await self.app(scope, receive, reply)
+        except BadRequest as refused:
+            fault = refused
+        except ClientDisconnect:
+            return
+        except Exception:  # the outermost place: one broken request, not a broken server
+            log.exception("a request failed: %s %s", scope["method"], path)
+            fault = BadRequest("internal error; see the server's log", code="internal_error", status=500)
+        if fault is not None and not reply.started:
+            await error_response(path, fault)(scope, receive, reply)
+
+    def _extra_headers(self, scope: Scope) -> dict[str, str]:
+        headers = {"x-request-id": "req_" + secrets.token_hex(12)}
+        if self.settings.cors:
+            # A browser does not take "*" as covering Authorization, so what it asks for is echoed.
+            asked = Headers(scope=scope).get("access-control-request-headers", "*")
+            headers |= CORS_HEADERS | {"access-control-allow-headers": asked}
+        return headers
+
+    def _guard_host(self, scope: Scope) -> None:
+        """On a loopback address, only names that lead there: a web page must not reach it through a name of its own."""
+        host = _hostname(Headers(scope=scope).get("host", ""))
+        if not host or not _is_loopback(self.settings.host):
+            return
+        if host != "localhost" and not _is_ip(host) and host not in self.settings.allow_host:
+            raise BadRequest(f"Host is {host[:80]!r}, need localhost, an IP address or a name given with --allow-host",
+                             status=403)
+
+    def _guard_key(self, scope: Scope) -> None:
+        key, path = self.settings.api_key, scope["path"]
+        if key is None or path in OPEN_PATHS:
+            return
+        headers = Headers(scope=scope)
+        given = headers.get("x-api-key") or headers.get("authorization", "").removeprefix("Bearer ")
+        if not hmac.compare_digest(given.encode(), key.encode()):
+            raise BadRequest("the API key is missing or wrong; send Authorization: Bearer KEY or x-api-key: KEY",
+                             code="invalid_api_key", status=401)
+
+
+class _Reply:
+    """`send` that adds headers and remembers whether the response has begun."""
+
+    def __init__(self, send: Send, headers: dict[str, str]) -> None:
+        self.send, self.headers, self.started = send, headers, False
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.started = True
+            MutableHeaders(scope=message).update(self.headers)
+        await self.send(message)
+
+
+async def _http_error(request: Request, error: HTTPException) -> Response:
+    """No such route, or not with this method."""
+    path = request.url.path
+    if error.status_code == 405:
+        allowed = (error.headers or {}).get("Allow", "")
+        fault = BadRequest(f"{request.method} is not possible on {path}, need {allowed}", code="method_not_allowed",
+                           status=405)
+        response = error_response(path, fault)
+        response.headers["allow"] = allowed
+        return response
+    if path.startswith("/v1/v1/"):
+        hint = "the base URL ends in /v1 and the client adds another; drop one /v1"
+    else:
+        hint = "known are " + ", ".join(sorted({f"{route.path}" for route in ROUTES}))
+    return error_response(path, BadRequest(f"nothing at {path}; {hint}", code="not_found", status=404))
+
+
+def _hostname(host: str) -> str:
+    """A Host header without its port, in lower case; IPv6 addresses without brackets."""
+    if host.startswith("["):
+        return host[1:].partition("]")[0].lower()
+    return host.partition(":")[0].lower()
+
+
+def _is_ip(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_loopback(bind: str) -> bool:
+    return bind == "localhost" or _is_ip(bind) and ipaddress.ip_address(bind).is_loopback

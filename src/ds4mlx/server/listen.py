@@ -1,0 +1,71 @@
+"""Serving the application on a socket, with Hypercorn on the running event loop."""
+import asyncio
+import logging
+import os
+import socket
+import stat
+
+from hypercorn.asyncio import serve
+from hypercorn.config import Config
+from starlette.applications import Starlette
+
+from ds4mlx.config import Settings
+from ds4mlx.errors import Ds4Error
+
+log = logging.getLogger(__name__)
+
+
+def bind(settings: Settings) -> socket.socket:
+    """A socket bound to `host` and `port`, not listening yet. Raises Ds4Error when that is impossible."""
+    path = settings.host.removeprefix("unix:")
+    try:
+        if path != settings.host:
+            return _bind_unix(path)
+        family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+        bound = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            bound.bind((settings.host, settings.port))
+        except BaseException:
+            bound.close()
+            raise
+        return bound
+    except (OSError, OverflowError) as fault:
+        raise Ds4Error(f"cannot listen on {settings.host}:{settings.port} ({fault}); "
+                       "choose another --host or --port") from fault
+
+
+def _bind_unix(path: str) -> socket.socket:
+    """A socket that an earlier run left behind is replaced; any other file is not."""
+    if os.path.exists(path) and stat.S_ISSOCK(os.stat(path).st_mode):
+        os.unlink(path)
+    bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        bound.bind(path)
+    except BaseException:
+        bound.close()
+        raise
+    return bound
+
+
+def url(bound: socket.socket) -> str:
+    """Where clients find the server."""
+    if bound.family == socket.AF_UNIX:
+        return f"unix:{bound.getsockname()}"
+    host, port = bound.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+async def listen(app: Starlette, settings: Settings, bound: socket.socket, stop: asyncio.Event) -> None:
+    """Serve until `stop` is set, then give open connections ten seconds. Takes the socket over."""
+    config = Config()
+    config.bind = [f"fd://{bound.detach()}"]
+    config.workers = 1  # one process owns the model
+    config.keep_alive_timeout = 75.0
+    config.graceful_timeout = 10.0
+    config.h11_max_incomplete_size = 64 << 10
+    config.include_server_header = False
+    config.errorlog = logging.getLogger("hypercorn.error")
+    config.accesslog = logging.getLogger("hypercorn.access") if settings.access_log else None
+    await serve(app, config, shutdown_trigger=stop.wait)

@@ -1,0 +1,131 @@
+"""Messages and tools of OpenAI's chat format -> a Conversation's parts."""
+from collections.abc import Iterator
+
+from ds4mlx.chat.canonical import clean_text
+from ds4mlx.chat.json_text import spell
+from ds4mlx.chat.messages import Message, Part, Reasoning, Role, TextPart, Tool, ToolCall, ToolResult
+from ds4mlx.errors import BadRequest
+from ds4mlx.server.fields import Fields
+
+ROLES: dict[str, Role] = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant",
+                          "tool": "tool", "function": "tool", "latest_reminder": "latest_reminder"}
+TEXT_MEMBER = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+
+
+def read_messages(body: Fields) -> tuple[Message, ...]:
+    """`messages`. Raises BadRequest for none, unknown roles, and content other than text."""
+    if not body.array("messages"):
+        raise body.error("messages", "at least one message")
+    return tuple(_read_message(message) for message in body.objects("messages"))
+
+
+def _read_message(message: Fields) -> Message:
+    role = message.choice("role", tuple(ROLES))
+    if role is None:
+        raise message.error("role", f"one of {', '.join(ROLES)}")
+    text = read_content(message)
+    if ROLES[role] == "tool":
+        return Message("tool", (ToolResult(message.string("tool_call_id") or "", text),))
+    parts: list[Part] = [TextPart(text)] if text else []
+    if role == "assistant":
+        reasoning = message.string("reasoning_content") or message.string("reasoning")
+        parts = [*([Reasoning(reasoning)] if reasoning else []), *parts, *_read_calls(message)]
+    return Message(ROLES[role], tuple(parts))
+
+
+def read_content(message: Fields, member: str = "content") -> str:
+    """A message's text: a string, or text parts joined; absent is empty."""
+    if not isinstance(message.get(member), list):
+        if isinstance(message.get(member), str | None):
+            return message.string(member) or ""
+        raise message.error(member, "a string or an array of parts")
+    return "".join(map(_read_part, message.objects(member)))
+
+
+def _read_part(part: Fields) -> str:
+    kind = part.required_string("type")
+    if kind not in TEXT_MEMBER:
+        raise BadRequest(f"{part.path} is of type {kind!r}; only text parts are supported, leave it out",
+                         param=part.path)
+    text = part.string(TEXT_MEMBER[kind])
+    if text is None:
+        raise part.error(TEXT_MEMBER[kind], "a string")
+    return text
+
+
+def _read_calls(message: Fields) -> Iterator[ToolCall]:
+    for call in message.objects("tool_calls"):
+        function = call.object("function")
+        if function is None:
+            raise call.error("function", "an object with name and arguments")
+        yield ToolCall(call.string("id") or "", function.required_string("name"), _read_arguments(function))
+    if (legacy := message.object("function_call")) is not None:
+        yield ToolCall("", legacy.required_string("name"), _read_arguments(legacy))
+
+
+def _read_arguments(function: Fields) -> str:
+    """JSON text as sent. Some clients send the object itself."""
+    arguments = function.get("arguments")
+    if isinstance(arguments, dict):
+        return clean_text(spell(arguments))
+    return function.string("arguments") or "{}"
+
+
+def read_tools(body: Fields) -> tuple[Tool, ...]:
+    """`tools`, or `functions` of old clients, in the order received. Hosted tools, which have no function, are skipped.
+
+    Raises BadRequest for nameless functions and for two of one name.
+    """
+    tools = [_read_function(function) for function in _functions(body)]
+    names = [tool.name for tool in tools]
+    for name in names:
+        if names.count(name) > 1:
+            raise BadRequest(f"tools has {name!r} {names.count(name)} times; names must differ", param="tools")
+    return tuple(tools)
+
+
+def _functions(body: Fields) -> Iterator[Fields]:
+    for tool in body.objects("tools"):
+        function = tool.object("function")
+        if function is not None:
+            yield function
+        elif tool.string("type") in (None, "function"):
+            raise tool.error("function", "an object with a name")
+    yield from body.objects("functions")
+
+
+def _read_function(function: Fields) -> Tool:
+    name = function.required_string("name")
+    function.string("description")
+    function.object("parameters")
+    return Tool(name, {key: value for key, value in function.members.items() if key != "strict"})
+
+
+def read_tool_choice(body: Fields, tools: tuple[Tool, ...]) -> bool:
+    """Whether calls are forbidden ("none"). Forced calls are refused until they can be kept."""
+    member = "tool_choice" if body.get("tool_choice") is not None else "function_call"
+    choice = body.get(member)
+    if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
+        choice = _read_allowed(Fields(choice, member), {tool.name for tool in tools})
+    if choice is None or choice == "auto":
+        return False
+    if choice == "none":
+        return True
+    if isinstance(choice, dict):
+        function = Fields(choice, member).object("function") or Fields(choice, member)
+        name = function.required_string("name")
+        if name not in {tool.name for tool in tools}:
+            raise BadRequest(f"{member} names {name!r}, which is not among the tools", param=member)
+    elif choice not in ("required", "any"):
+        raise body.error(member, 'none, auto, required or a function')
+    raise BadRequest(f"{member}: forcing a tool call is not available yet; use auto and ask for the call in the prompt",
+                     param=member)
+
+
+def _read_allowed(choice: Fields, declared: set[str]) -> str:
+    allowed = choice.object("allowed_tools") or choice
+    for tool in allowed.objects("tools"):
+        name = (tool.object("function") or tool).required_string("name")
+        if name not in declared:
+            raise BadRequest(f"{tool.path} names {name!r}, which is not among the tools", param="tool_choice")
+    return allowed.choice("mode", ("auto", "required")) or "auto"

@@ -1,0 +1,126 @@
+"""A turn of a conversation, end to end: the only place that sees both text and the engine.
+
+Conversation -> prompt text -> ids -> the engine thread -> tokens -> events.
+"""
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+
+from ds4mlx.chat.canonical import canonical
+from ds4mlx.chat.dialects.deepseek_v4 import DEFAULT_EFFORT, gate_effort, render
+from ds4mlx.chat.dialects.deepseek_v4_templates import EffortProfile
+from ds4mlx.chat.messages import Conversation, Effort
+from ds4mlx.config import Settings
+from ds4mlx.engine.open import open_engine
+from ds4mlx.engine.protocol import Engine, ModelInfo
+from ds4mlx.errors import BadRequest
+from ds4mlx.gguf.reader import GGUF
+from ds4mlx.service.mailbox import Mailbox
+from ds4mlx.service.scheduler import Scheduler, State
+from ds4mlx.service.turn import Answer, Turn
+from ds4mlx.text.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """What `/health` tells."""
+    state: State
+    active: int
+    queued: int
+    slots: int = 1
+
+
+class Service:
+    """Answers turns. `start` before `run`; `info` describes the model once started."""
+
+    info: ModelInfo
+
+    def __init__(self, open_engine: Callable[[], Engine], tokenizer: Tokenizer, settings: Settings,
+                 effort_profile: EffortProfile = "0731") -> None:
+        self.tokenizer, self.settings, self.effort_profile = tokenizer, settings, effort_profile
+        self.scheduler = Scheduler(open_engine, context=settings.ctx, prefill_chunk=settings.prefill_chunk,
+                                   max_queue=settings.max_queue, power=settings.power)
+        self._pool = ThreadPoolExecutor(2, thread_name_prefix="render")
+        self._warned_of_effort = False
+
+    async def start(self) -> ModelInfo:
+        """Load the model and compute one step. Raises what the engine raises: ModelFileError, DoesNotFit."""
+        self.info = await asyncio.to_thread(self.scheduler.start)
+        return self.info
+
+    async def run(self, turn: Turn) -> Answer:
+        """The turn's events. Whatever can be known beforehand is raised here, before there is a stream: BadRequest."""
+        loop = asyncio.get_running_loop()
+        self._check_bias(turn)
+        conversation = self._with_effort(canonical(turn.conversation))
+        prompt, thinking = await loop.run_in_executor(self._pool, self._encode, conversation)
+        self._check_length(len(prompt), turn)
+        wanted = self.settings.tokens if turn.max_tokens is None else turn.max_tokens
+        answer = Answer(replace(turn, conversation=conversation), prompt, thinking,
+                        min(wanted, self.settings.ctx - len(prompt)), tokenizer=self.tokenizer,
+                        scheduler=self.scheduler, mailbox=Mailbox(loop),
+                        stall_timeout_s=self.settings.send_stall_timeout)
+        self.scheduler.submit(answer)
+        return answer
+
+    async def close(self, drain_seconds: float) -> None:
+        """Refuse what waits, let the active answer end within the time, then stop the engine thread."""
+        await asyncio.to_thread(self.scheduler.close, drain_seconds)
+        self._pool.shutdown()
+
+    @property
+    def health(self) -> Health:
+        return Health(self.scheduler.state, self.scheduler.active, self.scheduler.queued)
+
+    def _encode(self, conversation: Conversation) -> tuple[list[int], bool]:
+        """Ids of the prompt, and whether the answer begins with reasoning. Takes a while for a long conversation."""
+        prompt = render(conversation, effort_profile=self.effort_profile, layout=self.settings.prompt_layout)
+        return self.tokenizer.encode(prompt.segments), prompt.thinking
+
+    def _with_effort(self, conversation: Conversation) -> Conversation:
+        """The conversation with its effort decided, and its tools in the order the settings want."""
+        wanted = conversation.effort or self.settings.default_effort or DEFAULT_EFFORT[self.effort_profile]
+        effort: Effort = gate_effort(wanted, self.effort_profile, self.settings.ctx, self.settings.think_max_min_ctx)
+        if effort != wanted and not self._warned_of_effort:
+            self._warned_of_effort = True
+            log.warning("reasoning effort %s needs a larger context than %d tokens; using %s", wanted,
+                        self.settings.ctx, effort)
+        tools = conversation.tools
+        if self.settings.sort_tools:
+            tools = tuple(sorted(tools, key=lambda tool: tool.name))
+        return replace(conversation, effort=effort, tools=tools)
+
+    def _check_length(self, prompt_tokens: int, turn: Turn) -> None:
+        context = self.settings.ctx
+        if prompt_tokens >= context:
+            raise BadRequest(
+                f"prompt is {prompt_tokens} tokens, context size is {context} tokens: this server's maximum context "
+                f"length is {context} tokens, and the answer needs one at least; shorten the conversation",
+                param=turn.param, code="context_length_exceeded",
+                details={"n_prompt_tokens": prompt_tokens, "n_ctx": context})
+
+    def _check_bias(self, turn: Turn) -> None:
+        for token in turn.sampling.logit_bias:
+            if not 0 <= token < self.info.vocab:
+                raise BadRequest(f"logit_bias names token {token}; ids go from 0 to {self.info.vocab - 1}",
+                                 param="logit_bias")
+
+
+def open_service(settings: Settings) -> Service:
+    """The service over the model file `settings.model`; nothing is loaded before `start`. Raises ModelFileError."""
+    assert settings.model is not None, "resolve the model before opening a service"
+    with GGUF.open(settings.model) as file:
+        tokenizer, profile = Tokenizer.from_gguf(file.metadata), effort_profile(settings, file.metadata)
+    return Service(lambda: open_engine(settings), tokenizer, settings, profile)
+
+
+def effort_profile(settings: Settings, metadata: Mapping[str, object]) -> EffortProfile:
+    """Which effort texts the checkpoint was trained on: as set, else by the checkpoint's name in the file."""
+    if settings.effort_profile != "auto":
+        return settings.effort_profile
+    name = metadata.get("ds4mlx.checkpoint") or metadata.get("general.name") or ""
+    return "0731" if "0731" in str(name) else "preview"

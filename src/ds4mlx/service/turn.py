@@ -1,0 +1,220 @@
+"""One turn being answered: tokens of the engine thread become events for the task that reads them.
+
+The parser runs on the engine thread, because what it has read decides how the next token may be sampled: tags of a tool
+block greedily, and no end of the answer inside one.
+"""
+import logging
+import time
+from collections import deque
+from dataclasses import dataclass, replace
+
+from ds4mlx.chat.events import Event, Finish, Progress, TextDelta, TokenLogprob, ToolBlockStart, ToolCallEnd, Usage
+from ds4mlx.chat.messages import Conversation
+from ds4mlx.chat.stream import AnswerStream
+from ds4mlx.chat.syntax.base import Region
+from ds4mlx.engine.protocol import Sampling, Step
+from ds4mlx.errors import BadRequest, Cancelled, Ds4Error, DoesNotFit
+from ds4mlx.service.mailbox import Mailbox
+from ds4mlx.service.metrics import Timings
+from ds4mlx.service.scheduler import Scheduler, refusal
+from ds4mlx.sessions.lookup import Source
+from ds4mlx.text.segments import DSML, EOS, Control
+from ds4mlx.text.tokenizer import Tokenizer
+
+log = logging.getLogger("ds4mlx.request")
+
+GREEDY_REGIONS = (Region.STRUCTURE, Region.JSON_STRUCTURE)
+MAX_MASKED_EOS = 24  # a model that wants to end inside a tool block so many times will not close it
+REPLACEMENT = "\ufffd".encode()  # for an id of a padded vocabulary that spells nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What a server asks for. `param` is the body's field that holds the prompt, for errors about it."""
+    conversation: Conversation
+    sampling: Sampling
+    max_tokens: int | None = None  # None: the server's limit
+    stop: tuple[str, ...] = ()
+    logprobs: bool = False
+    one_call: bool = False         # the answer ends after its first tool call
+    api: str = "chat"
+    param: str = "messages"
+    request_id: str = ""
+
+
+class Answer:
+    """Events of one turn, as an async iterator that ends after Finish. Closing it early cancels the request.
+
+    To the scheduler it is a Request: the methods below the line run on the engine thread.
+    """
+
+    def __init__(self, turn: Turn, prompt: list[int], thinking: bool, max_tokens: int, *, tokenizer: Tokenizer,
+                 scheduler: Scheduler, mailbox: Mailbox, stall_timeout_s: float) -> None:
+        self.turn, self.prompt, self.max_tokens = turn, prompt, max_tokens
+        self.thinking = thinking
+        self.source: Source = "none"
+        self.cached_tokens = 0
+        self._tokenizer, self._scheduler, self._mailbox = tokenizer, scheduler, mailbox
+        self._stall_timeout_s = stall_timeout_s
+        tools = () if turn.conversation.tools_banned else tuple(tool.name for tool in turn.conversation.tools)
+        self._stream = AnswerStream(thinking=thinking, tools=tools, stop=turn.stop)
+        self._sampling = _Samplings(turn, tokenizer)
+        self._why: str | None = None
+        self._called = False   # its one call is complete
+        self._masking = False  # the present step may not sample EOS
+        self._masked_eos = 0   # steps whose best token was a masked EOS
+        self._timings = Timings()
+        self._completion_tokens = self._reasoning_tokens = 0
+        self._held_logprobs: list[TokenLogprob] = []
+        self._ready: deque[Event] = deque()
+        self._ended = False
+
+    def __aiter__(self) -> "Answer":
+        return self
+
+    async def __anext__(self) -> Event:
+        if not self._ready:
+            if self._ended:
+                raise StopAsyncIteration
+            self._ready = deque(await self.batch())
+        return self._ready.popleft()
+
+    async def batch(self) -> list[Event]:
+        """The events since the last call, one at least; the last batch ends with Finish."""
+        assert not self._ended, "the answer has ended"
+        events = await self._mailbox.take()
+        self._ended = isinstance(events[-1], Finish)
+        return events
+
+    async def aclose(self) -> None:
+        """Give the answer up unless it has ended."""
+        if not self._ended:
+            self._ended = True
+            self._scheduler.cancel(self, "cancelled")
+
+    def cancel(self, why: str) -> None:
+        self._why = self._why or why
+
+    # ---- on the engine thread
+
+    def check(self) -> None:
+        if self._mailbox.full and self._why is None:
+            self._wait_for_reader()
+        if self._why is not None:
+            raise Cancelled(self._why)
+
+    def starts(self, source: Source, reused_tokens: int) -> None:
+        self._timings.started = time.monotonic()
+        self.source, self.cached_tokens = source, reused_tokens
+        self.prefilled(reused_tokens)
+
+    def prefilled(self, tokens: int) -> None:
+        self._timings.prefilled = time.monotonic()
+        self._mailbox.put([Progress(tokens, len(self.prompt))])
+
+    def sampling(self) -> Sampling:
+        self._masking = self._stream.masks_eos and self._masked_eos < MAX_MASKED_EOS
+        return self._sampling.of(greedy=self._stream.region in GREEDY_REGIONS, mask_eos=self._masking)
+
+    def accept(self, step: Step) -> bool:
+        self._timings.first_token = self._timings.first_token or time.monotonic()
+        if self._masking and step.top[0][0] == self._tokenizer.eos:
+            self._masked_eos += 1
+        literal = self._tokenizer.literal(step.token)
+        if literal != EOS:
+            self._completion_tokens += 1
+            self._reasoning_tokens += self._stream.in_reasoning
+        if self.turn.logprobs and literal is None and not self._stream.in_reasoning:
+            self._held_logprobs.append(self._logprob(step))
+        events: list[Event] = self._stream.push(self._bytes(step.token) if literal is None else Control(literal))
+        self._mailbox.put(self._with_logprobs(events) if self._held_logprobs else events)
+        self._called = self.turn.one_call and any(isinstance(event, ToolCallEnd) for event in events)
+        return self._stream.done or self._called
+
+    def finish(self, fault: Exception | None = None) -> None:
+        """The only method that another thread may call, for a request that never ran."""
+        self._timings.finished = time.monotonic()
+        usage = Usage(len(self.prompt), self.cached_tokens, self._completion_tokens, self._reasoning_tokens)
+        last, end = self._ending(usage) if fault is None else ([], _end_by_fault(fault, usage))
+        self._mailbox.put([*last, end], last=True)
+        self._log(end)
+
+    def _ending(self, usage: Usage) -> tuple[list[Event], Finish]:
+        """What the parser still holds, and why the answer ends: by itself, after its one call, or at its limit."""
+        stream = self._stream
+        last = [] if stream.done else stream.finish("stop" if self._called else "length")
+        end = Finish(stream.finish_reason, usage, stream.stop_string, stream.error, stream.error_code)
+        return self._with_logprobs(last), end
+
+    def _wait_for_reader(self) -> None:
+        """Pause this request while its reader lags a whole mailbox behind; give it up after the stall time-out."""
+        deadline = time.monotonic() + self._stall_timeout_s
+        while not self._mailbox.wait_for_room(0.05) and self._why is None:
+            if time.monotonic() > deadline:
+                self.cancel("the client reads too slowly")
+
+    def _bytes(self, token: int) -> bytes:
+        try:
+            return self._tokenizer.token_bytes(token)
+        except ValueError:
+            return REPLACEMENT
+
+    def _logprob(self, step: Step) -> TokenLogprob:
+        top = tuple((token, self._bytes(token), logprob) for token, logprob in step.top)
+        return TokenLogprob(step.token, self._bytes(step.token), step.logprob, top)
+
+    def _with_logprobs(self, events: list[Event]) -> list[Event]:
+        """Held log-probabilities go out ahead of the text they belong to; those of a tool block's opening go nowhere."""
+        result: list[Event] = []
+        for event in events:
+            if isinstance(event, TextDelta):
+                result += self._held_logprobs
+            if isinstance(event, TextDelta | ToolBlockStart):
+                self._held_logprobs = []
+            result.append(event)
+        return result
+
+    def _log(self, end: Finish) -> None:
+        """Numbers only: neither prompts nor answers belong in a log."""
+        usage, timings, conversation = end.usage, self._timings, self.turn.conversation
+        computed = usage.prompt_tokens - usage.cached_tokens
+        log.info("%s ctx=%d..%d:%d tools=%d %s gen=%d finish=%s %.1fs prefill=%.1f t/s decode=%.1f t/s src=%s %s",
+                 self.turn.api, usage.cached_tokens, usage.prompt_tokens, computed, len(conversation.tools),
+                 f"think={conversation.effort}" if self.thinking else "nothink", usage.completion_tokens,
+                 end.error_code or end.reason, timings.total_s, timings.prefill_tps(computed),
+                 timings.decode_tps(usage.completion_tokens), self.source, self.turn.request_id)
+
+
+class _Samplings:
+    """The request's sampling and its stricter variants, each made once: a step costs a lookup."""
+
+    def __init__(self, turn: Turn, tokenizer: Tokenizer) -> None:
+        banned = turn.sampling.banned
+        if turn.conversation.tools_banned:
+            banned |= {tokenizer.control[DSML]}
+        self._plain = replace(turn.sampling, banned=banned)
+        self._eos = tokenizer.eos
+        self._made: dict[tuple[bool, bool], Sampling] = {(False, False): self._plain}
+
+    def of(self, greedy: bool, mask_eos: bool) -> Sampling:
+        made = self._made.get((greedy, mask_eos))
+        if made is None:
+            made = self._plain
+            made = replace(made, temperature=0.0) if greedy else made
+            if mask_eos:  # with the best token reported, to see whether it was EOS
+                made = replace(made, banned=made.banned | {self._eos}, top_logprobs=max(1, made.top_logprobs))
+            self._made[greedy, mask_eos] = made
+        return made
+
+
+def _end_by_fault(fault: Exception, usage: Usage) -> Finish:
+    if isinstance(fault, Cancelled):
+        if str(fault) != "shutting_down":
+            return Finish("cancelled", usage)
+        fault = refusal("closed")
+    if isinstance(fault, DoesNotFit | MemoryError):
+        return Finish("error", usage, error=f"out of memory: {fault}", error_code="out_of_memory")
+    if isinstance(fault, BadRequest):
+        return Finish("error", usage, error=str(fault), error_code=fault.code)
+    message = str(fault) if isinstance(fault, Ds4Error) else "the engine failed; see the server's log"
+    return Finish("error", usage, error=message, error_code="internal_error")

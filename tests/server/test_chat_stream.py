@@ -1,0 +1,2 @@
+"""What a client of POST /v1/chat/completions sees, streamed and whole."""
+import json
