@@ -2,6 +2,7 @@
 
 The parser (`chat.stream`) yields the events of an answer's text; `service` adds Progress, Usage and Finish.
 """
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -92,3 +93,33 @@ class Finish:
 ParserEvent = (ReasoningDelta | ReasoningEnd | TextDelta | ToolBlockStart | ToolCallStart | ToolArgsDelta
                | ToolCallEnd | ToolBlockEnd | Recovered)
 Event = ParserEvent | TokenLogprob | Progress | Finish
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A whole answer, as a client that does not stream gets it."""
+    reasoning: str
+    content: str
+    calls: tuple[tuple[str, str], ...]  # (name, JSON text of the arguments) of each completed call
+
+
+def gather(events: Iterable[Event]) -> Answer:
+    """Events of one answer -> the answer. A call that never ended is left out."""
+    reasoning: list[str] = []
+    content: list[str] = []
+    calls: dict[int, list[str]] = {}
+    ended: list[int] = []
+    for event in events:
+        match event:
+            case ReasoningDelta(text):
+                reasoning.append(text)
+            case TextDelta(text) | Recovered(text):
+                content.append(text)
+            case ToolCallStart(index, name):
+                calls[index] = [name]
+            case ToolArgsDelta(index, fragment):
+                calls[index].append(fragment)
+            case ToolCallEnd(index):
+                ended.append(index)
+    whole = tuple((calls[index][0], "".join(calls[index][1:])) for index in ended)
+    return Answer("".join(reasoning), "".join(content), whole)
