@@ -59,7 +59,7 @@ def start_server(tokenizer):
     """
     def start(answer="Hello.", *, script=None, settings=None, **stub):
         ids = tokenizer.encode_marked(answer)
-        settings = Settings(port=0, ctx=4096, drain_seconds=5, **settings or {})
+        settings = Settings(**{"port": 0, "ctx": 4096, "drain_seconds": 5, **(settings or {})})
         engines, running = [], []
         service = Service(lambda: engines.append(StubEngine(script or (lambda prompt: ids), vocab=tokenizer.vocab_size,
                                                             eos=tokenizer.eos, **stub)) or engines[0],

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Literal, Protocol
 
-from ds4mlx.engine.protocol import Engine, ModelInfo, Row, Sampling, Session, Step
+from ds4mlx.engine.protocol import Engine, MemoryPlan, ModelInfo, Row, Sampling, Session, Step
 from ds4mlx.errors import BadRequest, Cancelled
 from ds4mlx.sessions.lookup import Source, reusable
 
@@ -44,6 +44,7 @@ class Scheduler:
         self.context, self.prefill_chunk, self.max_queue, self.power = context, prefill_chunk, max_queue, power
         self._open_engine = open_engine
         self._engine: Engine
+        self.plan: MemoryPlan  # once started
         self._session: Session | None = None
         self._changed = threading.Condition()
         self._queue: deque[Request] = deque()
@@ -115,6 +116,7 @@ class Scheduler:
     def _run(self) -> None:
         try:
             self._engine = self._open_engine()
+            self.plan = self._engine.plan(self.context, SLOTS)
             _warm_up(self._engine)
             self._session = self._engine.open(self.context)
         except Exception as fault:
