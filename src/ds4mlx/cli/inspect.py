@@ -1,4 +1,4 @@
-"""`ds4mlx inspect`: what a model file is and what it would need. Reads its header and small tensors, loads no weights."""
+"""`ds4mlx inspect`: what a model file is and what it would need. Reads the header and small tensors, no weights."""
 import json
 import sys
 from argparse import ArgumentParser, Namespace
@@ -111,8 +111,10 @@ def summarize(file: "GGUF") -> Summary:
 
 def _text(metadata: Mapping[str, object], key: str) -> str:
     """A value fit for a terminal: a file's name must not move its cursor."""
-    value = metadata.get(key, "")
-    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in value) if isinstance(value, str) else ""
+    value = metadata.get(key)
+    if not isinstance(value, str):
+        return ""
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in value)
 
 
 def _layers(config: "Config") -> dict[str, int]:

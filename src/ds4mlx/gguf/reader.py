@@ -192,7 +192,8 @@ class _Metadata(Mapping[str, Value]):
         value = self._values[key]
         if isinstance(value, _Strings):
             self._cursor.at = value.start
-            value = self._values[key] = [self._cursor.text(key) for _ in range(value.count)]
+            what = f"metadata key {key}"
+            value = self._values[key] = [self._cursor.text(what) for _ in range(value.count)]
         return value
 
     def __iter__(self) -> Iterator[str]:
@@ -222,26 +223,27 @@ def _read_metadata(cursor: _Cursor, count: int) -> dict[str, Value | _Strings]:
         key = cursor.name("a metadata key")
         if key in values:
             raise cursor.error(f"metadata key {key} occurs twice; the file is damaged")
-        values[key] = _read_value(cursor, key, cursor.u32(key))
+        what = f"metadata key {key}"
+        values[key] = _read_value(cursor, what, cursor.u32(what))
     return values
 
 
-def _read_value(cursor: _Cursor, key: str, type_id: int) -> Value | _Strings:
+def _read_value(cursor: _Cursor, what: str, type_id: int) -> Value | _Strings:
     if type_id == STRING:
-        return cursor.text(key)
+        return cursor.text(what)
     if type_id == ARRAY:
-        return _read_array(cursor, key, cursor.u32(key), cursor.u64(key))
-    return _numbers(cursor, key, type_id, 1)[0].item()
+        return _read_array(cursor, what, cursor.u32(what), cursor.u64(what))
+    return _numbers(cursor, what, type_id, 1)[0].item()
 
 
-def _read_array(cursor: _Cursor, key: str, type_id: int, count: int) -> np.ndarray | _Strings:
+def _read_array(cursor: _Cursor, what: str, type_id: int, count: int) -> np.ndarray | _Strings:
     if type_id == ARRAY:
-        raise cursor.error(f"metadata key {key} is an array of arrays, need numbers or strings")
+        raise cursor.error(f"{what} is an array of arrays, need numbers or strings")
     if type_id != STRING:
-        return _numbers(cursor, key, type_id, count)
+        return _numbers(cursor, what, type_id, count)
     strings = _Strings(cursor.at, count)
     if count * 8 > cursor.size - cursor.at:
-        raise cursor.error(f"metadata key {key} announces {count} strings, the file has {cursor.size} bytes;"
+        raise cursor.error(f"{what} announces {count} strings, the file has {cursor.size} bytes;"
                            " it is damaged")
     # The one long loop of opening a model (257 000 strings): kept free of calls.
     at, last = cursor.at, min(cursor.size, MAX_HEADER_BYTES) - 8
@@ -251,15 +253,15 @@ def _read_array(cursor: _Cursor, key: str, type_id: int, count: int) -> np.ndarr
             at += 8  # skip() below refuses the length that does not fit
             break
         at += 8 + length_of(buffer, at)[0]
-    cursor.skip(at - cursor.at, key)
+    cursor.skip(at - cursor.at, what)
     return strings
 
 
-def _numbers(cursor: _Cursor, key: str, type_id: int, count: int) -> np.ndarray:
+def _numbers(cursor: _Cursor, what: str, type_id: int, count: int) -> np.ndarray:
     dtype = SCALARS.get(type_id)
     if dtype is None:
-        raise cursor.error(f"metadata key {key} has value type {type_id}, known are 0 to 12; the file is damaged")
-    start = cursor.skip(count * dtype.itemsize, key)
+        raise cursor.error(f"{what} has value type {type_id}, known are 0 to 12; the file is damaged")
+    start = cursor.skip(count * dtype.itemsize, what)
     values = np.frombuffer(cursor.buffer[start:cursor.at], dtype)
     if type_id == 7:
         values = values.view(np.uint8) != 0  # any byte but 0 is true; a raw bool of 2 is not a valid one in NumPy
@@ -280,13 +282,14 @@ def _read_directory(cursor: _Cursor, count: int, alignment: int) -> dict[str, Te
         name = cursor.name("a tensor name")
         if name in entries:
             raise cursor.error(f"tensor {name} occurs twice in the directory; the file is damaged")
-        rank = cursor.u32(name)
+        what = f"tensor {name}"
+        rank = cursor.u32(what)
         if not 1 <= rank <= MAX_DIMS:
-            raise cursor.error(f"tensor {name} has {rank} dimensions, need 1 to {MAX_DIMS}; the file is damaged")
-        dims = [cursor.u64(name) for _ in range(rank)]
+            raise cursor.error(f"{what} has {rank} dimensions, need 1 to {MAX_DIMS}; the file is damaged")
+        dims = [cursor.u64(what) for _ in range(rank)]
         if 0 in dims:
-            raise cursor.error(f"tensor {name} has dimensions {dims}, none may be 0; the file is damaged")
-        entries[name] = tuple(reversed(dims)), cursor.u32(name), cursor.u64(name)
+            raise cursor.error(f"{what} has dimensions {dims}, none may be 0; the file is damaged")
+        entries[name] = tuple(reversed(dims)), cursor.u32(what), cursor.u64(what)
     data = -(-cursor.at // alignment) * alignment
     return {name: _tensor(cursor, name, *entry, data, alignment) for name, entry in entries.items()}
 

@@ -120,7 +120,7 @@ def _numbers(value: Number) -> np.ndarray:
     numbers = np.asarray(value)
     if numbers.dtype.kind == "f":
         return numbers.astype(np.float32)
-    if numbers.dtype.kind == "b" or not numbers.size:
+    if numbers.dtype.kind not in "iu" or not numbers.size:
         return numbers
     types = (np.uint32, np.int32, np.uint64, np.int64)
     fits = (t for t in types if np.iinfo(t).min <= numbers.min() and numbers.max() <= np.iinfo(t).max)

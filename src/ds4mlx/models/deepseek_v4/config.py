@@ -257,7 +257,7 @@ class _Source:
 
 
 def _plain(value: float) -> float:
-    """1e-6 stored as float32 reads 9.99999997e-07; the shortest decimal that gives the same float32 is what was meant."""
+    """1e-6 stored as float32 reads 9.99999997e-07: the shortest decimal of the same float32 is what was meant."""
     with np.errstate(over="ignore"):
         single = np.float32(value)
     return float(str(single)) if float(single) == value else value
