@@ -5,6 +5,7 @@ import json
 import numpy as np
 
 from ds4mlx.gguf.reader import GGUF, TensorInfo
+from ds4mlx.models.registry import family_of
 
 END_BYTES = 4096
 MAX_LISTED = 4096
@@ -14,9 +15,10 @@ def weights_fp(file: GGUF) -> str:
     """Hex SHA-256 over the model's metadata and, per tensor in name order, its entry and the hash of both its ends.
 
     The model's metadata are the architecture and the keys under it: a renamed file or another chat template is the
-    same model. Widths of integers do not count. Reads at most 8 KiB of a tensor.
+    same model. Widths of integers do not count. Reads at most 8 KiB of a tensor. Raises ModelFileError for a family
+    that is not known.
     """
-    architecture = str(file.metadata.get("general.architecture", ""))
+    architecture = family_of(file.metadata).architecture
     keys = {key: _plain(file.metadata[key]) for key in file.metadata if key.startswith(f"{architecture}.")}
     total = hashlib.sha256(_json({"general.architecture": architecture, **keys}))
     with file.scattered():

@@ -24,8 +24,13 @@ FAMILIES: dict[str, Family] = {family.architecture: family for family in (
 
 
 def family_of(metadata: Mapping[str, object]) -> Family:
-    """The family of a model file. Raises ModelFileError if none runs it."""
+    """The family of a model file, by its architecture or, where it has none, by its keys.
+
+    Raises ModelFileError if none runs it.
+    """
     found = metadata.get("general.architecture")
+    if found is None:
+        found = next((name for name in FAMILIES if any(key.startswith(f"{name}.") for key in metadata)), None)
     family = FAMILIES.get(found) if isinstance(found, str) else None
     if family is None:
         raise ModelFileError(f"general.architecture is {str(found)[:80]!r}, need one of {', '.join(FAMILIES)};"

@@ -59,9 +59,6 @@ class Config:
         values |= {field: source.number(key) for field, key in GGUF_FLOATS.items()}
         values["compress_ratios"] = source.ratios("attention.compress_ratios", values["num_hidden_layers"])
         values["swiglu_limit"] = source.one_limit("swiglu_clamp_exp", values["num_hidden_layers"])
-        if "swiglu_clamp_shexp" in source:
-            source.same("swiglu_clamp_shexp", source.one_limit("swiglu_clamp_shexp", values["num_hidden_layers"]),
-                        values["swiglu_limit"])
         stretched = int(min(values["rope_original_context"] * values["rope_factor"], 1 << 62))
         values["max_position_embeddings"] = source.whole("context_length", default=stretched)
         source.same("attention.head_count_kv", source.whole("attention.head_count_kv"), 1)
@@ -196,11 +193,9 @@ class _Source:
     @property
     def report(self) -> str:
         """Empty if all is well."""
-        absent = [f"missing {', '.join(self.missing[:MAX_REPORTED])}"] if self.missing else []
-        return "; ".join(absent + self.wrong[:MAX_REPORTED])
-
-    def __contains__(self, key: str) -> bool:
-        return self.prefix + key in self.values
+        if self.missing:  # then others may look wrong that are not
+            return f"missing {', '.join(self.missing[:MAX_REPORTED])}"
+        return "; ".join(self.wrong[:MAX_REPORTED])
 
     def get(self, key: str, default: object) -> object:
         return self.values.get(self.prefix + key, default)
