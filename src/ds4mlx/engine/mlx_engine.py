@@ -1,0 +1,126 @@
+"""The MLX engine: opens a model file and turns tokens into tokens. All MLX work stays on the thread that opened it."""
+import logging
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+
+from ds4mlx import ops
+from ds4mlx.config import Settings
+from ds4mlx.engine import mlx_memory
+from ds4mlx.engine.mlx_session import MLXSession
+from ds4mlx.engine.protocol import MemoryPlan, ModelInfo, Row, Sampling, Step
+from ds4mlx.gguf.reader import GGUF
+from ds4mlx.models.deepseek_v4 import names, weights
+from ds4mlx.models.fingerprint import weights_fp
+
+log = logging.getLogger(__name__)
+
+
+def open_mlx(settings: Settings, path: Path) -> "MLXEngine":
+    """The engine for the GGUF at `path`. Raises ModelFileError before weights are read, DoesNotFit before they are
+    allocated."""
+    file = GGUF.open(path)
+    try:
+        return MLXEngine(file, settings)
+    except BaseException:
+        file.close()
+        raise
+
+
+class MLXEngine:
+    """See engine.protocol.Engine."""
+
+    def __init__(self, file: GGUF, settings: Settings) -> None:
+        self._file, self._settings, self._thread = file, settings, threading.get_ident()
+        self._config = names.validate(file)
+        self._limit = mlx_memory.limit_bytes(settings.memory_limit_gb)
+        context = min(settings.ctx, self._config.max_position_embeddings)
+        mlx_memory.require(self.plan(context, 1), context)
+        self._model = weights.load(file, self._config, settings.kv_round)
+        self.info = ModelInfo(
+            name=str(file.metadata.get("general.name", Path(file.path).stem)),
+            context=self._config.max_position_embeddings, vocab=self._config.vocab_size, quant=_quant(file),
+            backend=f"mlx ({'cpu' if ops.device() == 'cpu' else 'gpu'})", fingerprint=weights_fp(file))
+
+    def plan(self, context: int, sessions: int) -> MemoryPlan:
+        row_bytes = 2 if self._settings.kv_round == "official" else 4
+        return mlx_memory.plan(self._file, self._config, context, sessions, row_bytes, self._settings.prefill_chunk,
+                               self._limit)
+
+    def open(self, context: int) -> MLXSession:
+        self._own()
+        if not 0 < context <= self._config.max_position_embeddings:
+            raise ValueError(f"context of {context} tokens, the model takes 1 to {self._config.max_position_embeddings}")
+        return MLXSession(self._model, context)
+
+    def prefill(self, session: MLXSession, tokens: Sequence[int]) -> None:
+        self._own()
+        tokens = list(tokens)
+        if tokens and not 0 <= min(tokens) <= max(tokens) < self.info.vocab:
+            raise ValueError(f"token ids {min(tokens)} to {max(tokens)}, vocabulary has {self.info.vocab}")
+        if tokens:
+            session.feed(tokens)
+
+    def decode(self, rows: Sequence[Row]) -> list[list[Step]]:
+        self._own()
+        return [[self._step(row)] for row in rows]
+
+    def _step(self, row: Row) -> Step:
+        if row.token is not None:
+            row.session.feed([row.token])
+        logits = row.session.next_logits()
+        s = row.sampling
+        token = ops.sample(_adjusted(logits, row), uniform(s.seed, len(row.generated)), s.temperature, s.top_k,
+                           s.min_p, s.top_p)
+        logprob = logits[token] - mx.logsumexp(logits)
+        mx.eval(token, logprob)
+        if not np.isfinite(logprob.item()):
+            raise ArithmeticError("the model gave logits that are not finite; its file or the saved state is damaged")
+        return Step(token.item(), logprob.item(), _best(logits, s.top_logprobs))
+
+    def close(self) -> None:
+        self._model = None
+        self._file.close()
+
+    def _own(self) -> None:
+        assert threading.get_ident() == self._thread, "MLX work belongs to the thread that opened the engine"
+
+
+def uniform(seed: int, step: int) -> float:
+    """The random number in [0, 1) of a step: a pure function, so that any engine and any order gives the same."""
+    return np.random.Generator(np.random.Philox(key=seed, counter=step)).random()
+
+
+def _adjusted(logits: mx.array, row: Row) -> mx.array:
+    """Bias, then penalties over the generated tokens, then what is forbidden."""
+    s = row.sampling
+    if s.logit_bias or s.repetition_penalty != 1 or s.presence_penalty or s.frequency_penalty:
+        from mlx_lm.sample_utils import make_logits_processors  # brings transformers: 1.4 s, so only when used
+        all_of_it = max(1, len(row.generated))
+        for process in make_logits_processors(
+                dict(s.logit_bias) or None, s.repetition_penalty if s.repetition_penalty != 1 else None, all_of_it,
+                s.presence_penalty or None, all_of_it, s.frequency_penalty or None, all_of_it):
+            logits = process(mx.array(row.generated, mx.int32), logits[None] + 0)[0]
+    if s.banned:
+        logits = mx.put_along_axis(logits, mx.array(sorted(s.banned)), mx.array(-mx.inf), axis=0)
+    if row.mask is not None:
+        logits = mx.where(mx.array(row.mask), logits, -mx.inf)
+    return logits
+
+
+def _best(logits: mx.array, count: int) -> tuple[tuple[int, float], ...]:
+    """The `count` most likely tokens with their log-probabilities, best first."""
+    if not count:
+        return ()
+    order = mx.argsort(-logits)[:count]
+    logprobs = logits[order] - mx.logsumexp(logits)
+    return tuple(zip(order.tolist(), logprobs.tolist(), strict=True))
+
+
+def _quant(file: GGUF) -> str:
+    kinds = {part: sorted({t.kind for n, t in file.tensors.items() if n.endswith(f"ffn_{part}_exps.weight")})
+             for part in ("gate", "down")}
+    return "/".join("+".join(kinds[part]) for part in ("gate", "down"))

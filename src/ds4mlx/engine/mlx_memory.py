@@ -1,0 +1,64 @@
+"""What fits: weights, states and working memory in bytes, known before anything is allocated."""
+import os
+
+import mlx.core as mx
+
+from ds4mlx.engine.protocol import MemoryPlan
+from ds4mlx.errors import DoesNotFit
+from ds4mlx.gguf.reader import GGUF
+from ds4mlx.models.deepseek_v4 import schema
+from ds4mlx.models.deepseek_v4.config import Config
+from ds4mlx.models.deepseek_v4.names import expected_tensors
+from ds4mlx.models.deepseek_v4.weights import SPARSE
+
+SHARE = 0.85  # of what the device recommends: the rest is the system's and the client's
+
+
+def limit_bytes(limit_gb: float | None) -> int:
+    """The given limit, or SHARE of Metal's recommended working set, or of the machine's memory elsewhere."""
+    if limit_gb is not None:
+        return int(limit_gb * 1e9)
+    recommended = mx.device_info().get("max_recommended_working_set_size", 0) if mx.metal.is_available() else 0
+    return int(SHARE * (recommended or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")))
+
+
+def weights_bytes(file: GGUF, config: Config) -> int:
+    """Bytes of weights in memory. Tensors that share bytes count once. Where the device cannot adopt the mapped file,
+    experts and embedding stay in it: the system drops their pages when it needs them, so they do not count."""
+    mapped = () if mx.metal.is_available() else SPARSE
+    spans = {}
+    for name, expected in expected_tensors(config).items():
+        if expected.path.rsplit(".", 1)[-1] not in mapped:
+            spans[file.tensors[name].offset] = file.tensors[name].nbytes
+    return sum(spans.values())
+
+
+def scratch_bytes(config: Config, chunk: int) -> int:
+    """Working memory of a prefill chunk: streams and their mix, queries and outputs, experts' middle, scores, and the
+    largest decoded matrix. An upper estimate, in float32."""
+    c = config
+    per_token = 6 * c.hc_mult * c.hidden_size + 3 * c.num_attention_heads * c.head_dim \
+        + 3 * c.num_experts_per_tok * c.moe_intermediate_size
+    if 4 in c.compress_ratios:
+        per_token += 2 * c.index_n_heads * c.index_head_dim
+    attended = 128 * (2 * c.sliding_window + c.index_topk) * (2 * c.num_attention_heads + c.head_dim)
+    return 4 * (chunk * per_token + attended + 3 * (1 << 25))
+
+
+def plan(file: GGUF, config: Config, context: int, sessions: int, row_bytes: int, chunk: int,
+         limit: int) -> MemoryPlan:
+    """`sessions` full states of `context` tokens beside the weights."""
+    return MemoryPlan(weights_bytes(file, config), schema.session_bytes(config, context, row_bytes), sessions,
+                      scratch_bytes(config, min(chunk, context)), limit)
+
+
+def require(plan_: MemoryPlan, context: int) -> None:
+    """Raises DoesNotFit, with the numbers, when the plan is over its limit."""
+    if plan_.fits:
+        return
+    gb = 1e9
+    raise DoesNotFit(
+        f"a context of {context} tokens needs {plan_.total_bytes / gb:.1f} GB (weights {plan_.weights_bytes / gb:.1f}, "
+        f"{plan_.sessions} x {plan_.session_bytes / gb:.2f} of state, {plan_.scratch_bytes / gb:.1f} of working memory), "
+        f"the limit is {plan_.limit_bytes / gb:.1f} GB; use a smaller --ctx, or raise --memory-limit-gb if the machine "
+        f"has the memory")

@@ -1,0 +1,164 @@
+import io
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from ds4mlx.config import Settings
+from ds4mlx.engine.mlx_engine import open_mlx, uniform
+from ds4mlx.engine.protocol import Row, Sampling
+from ds4mlx.errors import CheckpointError, DoesNotFit
+
+GREEDY = Sampling(temperature=0.0)
+PROMPT = [7, 40, 41, 300, 12, 99, 5, 6, 7, 8, 9]
+
+
+@pytest.fixture(scope="module")
+def engine(tiny_path):
+    engine = open_mlx(Settings(ctx=4096), tiny_path)
+    yield engine
+    engine.close()
+
+
+@pytest.fixture
+def session(engine):
+    session = engine.open(4096)
+    engine.prefill(session, PROMPT)
+    yield session
+    session.close()
+
+
+def generate(engine, session, count, sampling=GREEDY, **row):
+    """Token ids of `count` steps. The last one is not in the session."""
+    out, last = [], None
+    for _ in range(count):
+        (step,), = engine.decode([Row(session, sampling, last, tuple(out), **row)])
+        last = step.token
+        out.append(last)
+    return out
+
+
+def test_greedy_decoding_takes_the_largest_logit_of_a_fresh_prefill(engine, session):
+    tokens = generate(engine, session, 5)
+    fresh = engine.open(4096)
+    for i, token in enumerate(tokens):
+        engine.prefill(fresh, PROMPT if i == 0 else [tokens[i - 1]])
+        assert token == fresh.logits().argmax()
+
+
+def test_the_session_covers_what_was_fed_and_not_the_last_sampled_token(engine, session):
+    assert session.tokens == PROMPT + generate(engine, session, 3)[:-1]
+
+
+def test_a_seed_decides_the_tokens(engine):
+    runs = []
+    for seed in (1, 1, 2):
+        session = engine.open(4096)
+        engine.prefill(session, PROMPT)
+        runs.append(generate(engine, session, 8, Sampling(seed=seed)))
+    assert runs[0] == runs[1] != runs[2]
+
+
+def test_the_uniform_of_a_step_depends_on_nothing_but_seed_and_step():
+    assert uniform(3, 5) == uniform(3, 5) and len({uniform(s, i) for s in range(4) for i in range(4)}) == 16
+    assert 0 <= uniform(2 ** 64 - 1, 10) < 1
+
+
+def test_logprobs_are_those_of_the_plain_distribution(engine, session):
+    logits = session.logits().astype(np.float64)
+    (step,), = engine.decode([Row(session, replace(GREEDY, top_logprobs=3, logit_bias={9: 100.0}))])
+    logprobs = logits - np.log(np.exp(logits - logits.max()).sum()) - logits.max()
+    assert step.token == 9 and step.logprob == pytest.approx(logprobs[9], abs=1e-4)
+    assert [token for token, _ in step.top] == np.argsort(-logits)[:3].tolist()
+
+
+def test_banned_and_masked_tokens_are_never_sampled(engine, session):
+    first = int(session.logits().argmax())
+    second = int(np.argsort(-session.logits())[1])
+    assert generate(engine, session, 1, replace(GREEDY, banned=frozenset({first}))) == [second]
+    mask = np.zeros(engine.info.vocab, bool)
+    mask[[3, 17]] = True
+    assert generate(engine, session, 1, mask=mask)[0] in (3, 17)
+
+
+@pytest.mark.parametrize("penalty", [{"presence_penalty": 2.0}, {"frequency_penalty": 2.0}, {"repetition_penalty": 50.0}])
+def test_penalties_count_generated_tokens_only(penalty, engine, session):
+    engine.prefill(session, [3])
+    lead = {token: value - float(session.logits()[token]) for token, value in ((3, 50.0), (4, 49.0))}
+    sampling = replace(GREEDY, logit_bias=lead, **penalty)
+    (in_prompt,), (generated,) = engine.decode([Row(session, sampling), Row(session, sampling, generated=(3,))])
+    assert (in_prompt.token, generated.token) == (3, 4)
+
+
+def test_a_rewound_session_repeats_itself_exactly(engine, session):
+    session.mark()
+    first = generate(engine, session, 6)
+    logits = session.logits()
+    assert session.rewind(len(PROMPT) + 2) == len(PROMPT)
+    assert generate(engine, session, 6) == first
+    np.testing.assert_array_equal(session.logits(), logits)
+
+
+def test_without_a_mark_a_rewind_goes_to_the_start(engine, session):
+    assert session.rewind(4) == 0 and session.tokens == []
+    engine.prefill(session, PROMPT)
+    assert session.tokens == PROMPT
+
+
+def test_marks_thin_out_but_the_first_and_the_last_stay(engine):
+    session = engine.open(4096)
+    for i in range(40):
+        engine.prefill(session, [5 + i])
+        session.mark()
+    assert session.rewind(39) == 39 and session.rewind(1) == 1
+
+
+def test_a_saved_state_goes_on_with_the_same_tokens(engine, session):
+    saved = io.BytesIO()
+    session.save(saved)
+    other = engine.open(4096)
+    other.load(io.BytesIO(saved.getvalue()))
+    assert other.tokens == session.tokens and generate(engine, other, 5) == generate(engine, session, 5)
+
+
+@pytest.mark.parametrize("damage", [lambda b: b[:100], lambda b: b"", lambda b: b"\xff" * 64, lambda b: b[:-4]])
+def test_a_damaged_state_is_refused_and_changes_nothing(damage, engine, session):
+    saved, before = io.BytesIO(), list(session.tokens)
+    session.save(saved)
+    with pytest.raises(CheckpointError):
+        session.load(io.BytesIO(damage(saved.getvalue())))
+    assert session.tokens == before and len(generate(engine, session, 2)) == 2
+
+
+def test_a_state_larger_than_the_context_is_refused(engine, session):
+    saved = io.BytesIO()
+    session.save(saved)
+    with pytest.raises(CheckpointError, match=f"covers {len(PROMPT)} tokens"):
+        engine.open(4).load(io.BytesIO(saved.getvalue()))
+
+
+def test_tokens_past_the_context_or_the_vocabulary_are_refused(engine, session):
+    with pytest.raises(ValueError, match="context is 4096"):
+        engine.prefill(session, [5] * 4096)
+    with pytest.raises(ValueError, match="vocabulary"):
+        engine.prefill(session, [engine.info.vocab])
+    assert session.tokens == PROMPT
+
+
+def test_what_does_not_fit_is_refused_with_the_numbers(tiny_path):
+    with pytest.raises(DoesNotFit, match=r"context of 32768 tokens needs .* the limit is 0\.0 GB; use a smaller --ctx"):
+        open_mlx(Settings(memory_limit_gb=0.01), tiny_path)
+
+
+def test_the_plan_grows_with_context_and_sessions(engine):
+    small, large = engine.plan(1024, 1), engine.plan(8192, 3)
+    assert small.fits and small.weights_bytes == large.weights_bytes
+    assert large.total_bytes - large.scratch_bytes > small.total_bytes - small.scratch_bytes + 2 * small.session_bytes
+
+
+def test_live_buffers_stay_bounded_while_decoding(engine, session):
+    import mlx.core as mx
+    generate(engine, session, 5)
+    before = mx.get_active_memory()
+    generate(engine, session, 60)
+    assert mx.get_active_memory() - before < 4e6  # rows grow in steps of 256; a kept graph would hold 60 steps
