@@ -85,6 +85,11 @@ def start_server(tokenizer):
     return start
 
 
+@pytest.fixture(scope="session")
+def stop_server():
+    return stop
+
+
 def stop(server):
     server.client.close()
     server.loop.call_soon_threadsafe(server.stop.set)

@@ -8,6 +8,7 @@ is left and temperature and seed decide. Sampling, rewinding and saving keep the
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import BinaryIO
 from zipfile import BadZipFile
 
@@ -19,6 +20,24 @@ from ds4mlx.errors import CheckpointError
 Script = Callable[[Sequence[int]], Iterable[int | None]]  # prompt -> answer
 SCRIPTED = 60.0  # far enough above the noise for temperature 2 over 129,280 tokens
 GIB = 1 << 30
+
+
+def open_stub(path: Path) -> "StubEngine":
+    """A stub with the vocabulary of the model file at `path`, which repeats the user's last message as its answer."""
+    from ds4mlx.gguf.reader import GGUF
+    from ds4mlx.text.segments import ASSISTANT, THINK_CLOSE, THINK_OPEN, USER
+    from ds4mlx.text.tokenizer import Tokenizer
+    with GGUF.open(path) as file:
+        tokenizer = Tokenizer.from_gguf(file.metadata)
+    user, assistant, thinks = (tokenizer.control[literal] for literal in (USER, ASSISTANT, THINK_OPEN))
+
+    def repeat(prompt: Sequence[int]) -> list[int]:
+        end = max((i for i, token in enumerate(prompt) if token == assistant), default=len(prompt))
+        start = max((i + 1 for i, token in enumerate(prompt[:end]) if token == user), default=0)
+        closing = [tokenizer.control[THINK_CLOSE]] if prompt[-1] == thinks else []
+        return [*closing, *prompt[start:end]]
+
+    return StubEngine(repeat, vocab=tokenizer.vocab_size, eos=tokenizer.eos)
 
 
 def echo(prompt: Sequence[int]) -> Sequence[int]:
@@ -34,8 +53,8 @@ class Gate:
 
     def __call__(self) -> None:
         self.reached.set()
-        if not self.opened.wait(30):
-            raise RuntimeError("nobody opened the gate within 30 s")
+        if not self.opened.wait(10):
+            raise RuntimeError("nobody opened the gate within 10 s")
 
 
 class StubSession:

@@ -27,7 +27,7 @@ async def health(request: Request) -> Response:
     service: Service = request.app.state.service
     now = service.health
     content = {"status": now.state, "model": MODEL, "uptime_s": round(time.monotonic() - request.app.state.began, 1),
-               "context_length": service.settings.ctx, "slots": now.slots, "active": now.active, "queued": now.queued,
+               "context_length": service.context, "slots": now.slots, "active": now.active, "queued": now.queued,
                "kv_cache": {"enabled": False, "bytes": 0, "budget_bytes": 0, "files": 0}}
     return Line(content, status_code=200 if now.state == "ok" else 503)
 
@@ -52,11 +52,11 @@ def _served(request: Request) -> tuple[str, ...]:
 
 
 def _card(name: str, service: Service) -> dict[str, Json]:
-    settings = service.settings
+    context, tokens = service.context, service.settings.tokens
     return {"id": name, "object": "model", "created": CREATED, "owned_by": "ds4mlx", "name": service.info.name,
-            "context_length": settings.ctx,
-            "top_provider": {"context_length": settings.ctx, "is_moderated": False,
-                             "max_completion_tokens": min(settings.tokens, settings.ctx)},
+            "context_length": context,
+            "top_provider": {"context_length": context, "is_moderated": False,
+                             "max_completion_tokens": min(tokens, context)},
             "supported_parameters": list(PARAMETERS),
             "type": "model", "display_name": service.info.name, "created_at": CREATED_AT}
 

@@ -46,17 +46,18 @@ class Gate:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        reply = _Reply(send, self._extra_headers(scope))
+        body = _Body(receive, scope)
+        reply = _Reply(send, self._extra_headers(scope), body)
         scope.setdefault("state", {})["request_id"] = reply.headers["x-request-id"]
         scope["path"] = path = scope["path"].rstrip("/") or "/"
         fault: BadRequest | None = None
         try:
             self._guard_host(scope)
             if scope["method"] == "OPTIONS":
-                await Response(status_code=204)(scope, receive, reply)
+                await Response(status_code=204)(scope, body, reply)
                 return
             self._guard_key(scope)
-            await self.app(scope, receive, reply)
+            await self.app(scope, body, reply)
         except BadRequest as refused:
             fault = refused
         except ClientDisconnect:
@@ -65,7 +66,7 @@ class Gate:
             log.exception("a request failed: %s %s", scope["method"], path)
             fault = BadRequest("internal error; see the server's log", code="internal_error", status=500)
         if fault is not None and not reply.started:
-            await error_response(path, fault)(scope, receive, reply)
+            await error_response(path, fault)(scope, body, reply)
 
     def _extra_headers(self, scope: Scope) -> dict[str, str]:
         headers = {"x-request-id": "req_" + secrets.token_hex(12)}
@@ -95,16 +96,39 @@ class Gate:
                              code="invalid_api_key", status=401)
 
 
-class _Reply:
-    """`send` that adds headers and remembers whether the response has begun."""
+class _Body:
+    """`receive` that knows whether parts of the request are still on their way."""
 
-    def __init__(self, send: Send, headers: dict[str, str]) -> None:
-        self.send, self.headers, self.started = send, headers, False
+    def __init__(self, receive: Receive, scope: Scope) -> None:
+        headers = Headers(scope=scope)
+        self.receive = receive
+        self.pending = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
+        self.shares_connection = scope["http_version"] == "2"
+
+    async def __call__(self) -> Message:
+        message = await self.receive()
+        if not message.get("more_body", False):
+            self.pending = False
+        return message
+
+
+class _Reply:
+    """`send` that adds headers and remembers whether the response has begun.
+
+    A response to a request that was not read to its end is the connection's last, and must say so, or the client
+    would send its next request into a closed connection.
+    """
+
+    def __init__(self, send: Send, headers: dict[str, str], body: _Body) -> None:
+        self.send, self.headers, self.body, self.started = send, headers, body, False
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.started = True
-            MutableHeaders(scope=message).update(self.headers)
+            headers = MutableHeaders(scope=message)
+            headers.update(self.headers)
+            if self.body.pending and not self.body.shares_connection:
+                headers["connection"] = "close"
         await self.send(message)
 
 

@@ -116,6 +116,9 @@ class Scheduler:
     def _run(self) -> None:
         try:
             self._engine = self._open_engine()
+            if self.context > self._engine.info.context:
+                self.context = self._engine.info.context
+                log.warning("the context is %d tokens: the model was made for no more", self.context)
             self.plan = self._engine.plan(self.context, SLOTS)
             _warm_up(self._engine)
             self._session = self._engine.open(self.context)

@@ -61,7 +61,7 @@ class Service:
         self._check_length(len(prompt), turn)
         wanted = self.settings.tokens if turn.max_tokens is None else turn.max_tokens
         answer = Answer(replace(turn, conversation=conversation), prompt, thinking,
-                        min(wanted, self.settings.ctx - len(prompt)), tokenizer=self.tokenizer,
+                        min(wanted, self.context - len(prompt)), tokenizer=self.tokenizer,
                         scheduler=self.scheduler, mailbox=Mailbox(loop),
                         stall_timeout_s=self.settings.send_stall_timeout)
         self.scheduler.submit(answer)
@@ -71,6 +71,11 @@ class Service:
         """Refuse what waits, let the active answer end within the time, then stop the engine thread."""
         await asyncio.to_thread(self.scheduler.close, drain_seconds)
         self._pool.shutdown()
+
+    @property
+    def context(self) -> int:
+        """Most tokens of prompt and answer together."""
+        return self.scheduler.context
 
     @property
     def health(self) -> Health:
@@ -84,18 +89,18 @@ class Service:
     def _with_effort(self, conversation: Conversation) -> Conversation:
         """The conversation with its effort decided, and its tools in the order the settings want."""
         wanted = conversation.effort or self.settings.default_effort or DEFAULT_EFFORT[self.effort_profile]
-        effort: Effort = gate_effort(wanted, self.effort_profile, self.settings.ctx, self.settings.think_max_min_ctx)
+        effort: Effort = gate_effort(wanted, self.effort_profile, self.context, self.settings.think_max_min_ctx)
         if effort != wanted and not self._warned_of_effort:
             self._warned_of_effort = True
             log.warning("reasoning effort %s needs a larger context than %d tokens; using %s", wanted,
-                        self.settings.ctx, effort)
+                        self.context, effort)
         tools = conversation.tools
         if self.settings.sort_tools:
             tools = tuple(sorted(tools, key=lambda tool: tool.name))
         return replace(conversation, effort=effort, tools=tools)
 
     def _check_length(self, prompt_tokens: int, turn: Turn) -> None:
-        context = self.settings.ctx
+        context = self.context
         if prompt_tokens >= context:
             raise BadRequest(
                 f"prompt is {prompt_tokens} tokens, context size is {context} tokens: this server's maximum context "

@@ -1,0 +1,150 @@
+"""Silence, clients that leave, queues and shutdown: what happens around an answer while it is computed."""
+import json
+import socket
+import threading
+
+import pytest
+
+from ds4mlx.engine.stub import Gate
+
+
+def request_bytes(**fields):
+    content = json.dumps({"messages": [{"role": "user", "content": "Hi there"}], "thinking": False, **fields}).encode()
+    return (b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            b"Content-Length: %d\r\n\r\n" % len(content)) + content
+
+
+@pytest.fixture
+def connect():
+    """connect(server, **fields): a socket that has sent a chat request."""
+    sockets = []
+
+    def send(server, **fields):
+        host, port = server.url.removeprefix("http://").split(":")
+        sockets.append(socket.create_connection((host, int(port)), timeout=10))
+        sockets[-1].sendall(request_bytes(**fields))
+        return sockets[-1]
+
+    yield send
+    for connection in sockets:
+        connection.close()
+
+
+def read_until(connection, wanted):
+    data = b""
+    while wanted not in data:
+        piece = connection.recv(65536)
+        assert piece, data
+        data += piece
+    return data
+
+
+def wait_idle(server):
+    """Return once no request is active or queued."""
+    with server.service.scheduler._changed:
+        assert server.service.scheduler._changed.wait_for(
+            lambda: not server.service.scheduler.active and not server.service.scheduler.queued, 10)
+
+
+def test_keepalives_come_while_the_engine_thread_is_blocked_in_prefill(serve, connect):
+    server, gate = serve(settings={"sse_keepalive_seconds": 0.02}), Gate()
+    server.stub.before_prefill = gate
+    client = connect(server, stream=True)
+    seen = read_until(client, b": keepalive 0/12\n\n")
+    assert b'"role":"assistant"' in seen and b"text/event-stream" in seen
+    assert b'"delta":{}' in seen + read_until(client, b'"delta":{}')  # every third one, for those that skip comments
+    gate.opened.set()
+    assert b"[DONE]" in read_until(client, b"[DONE]")
+
+
+def test_keepalives_come_between_two_slow_tokens(serve, connect):
+    server, gate = serve(settings={"sse_keepalive_seconds": 0.02}), Gate()
+    server.stub.before_decode = gate
+    client = connect(server, stream=True)
+    read_until(client, b": keepalive 12/12\n\n")
+    gate.opened.set()
+    read_until(client, b"[DONE]")
+
+
+def test_a_keepalive_of_zero_seconds_is_none(serve, connect):
+    server, gate = serve(settings={"sse_keepalive_seconds": 0}), Gate()
+    server.stub.before_decode = gate
+    client = connect(server, stream=True)
+    assert gate.reached.wait(10)
+    gate.opened.set()
+    assert b": keepalive" not in read_until(client, b"[DONE]")
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("phase", ["before_prefill", "before_decode"])
+def test_a_client_that_leaves_frees_the_slot_and_leaves_its_prefix(serve, connect, phase, stream):
+    server, gate = serve("x" * 3000, settings={"prefill_chunk": 8}), Gate()
+    setattr(server.stub, phase, gate)
+    client = connect(server, stream=stream)
+    assert gate.reached.wait(10)
+    answer, = [server.service.scheduler._active]
+    client.close()
+    while answer._why is None:  # the loop has noticed
+        threading.Event().wait(0.001)
+    gate.opened.set()
+    wait_idle(server)
+    assert answer._why == "cancelled" and answer._completion_tokens <= 1
+    usage = server.chat("Hi there", max_tokens=1)["usage"]
+    assert usage["prompt_tokens_details"]["cached_tokens"] == (8 if phase == "before_prefill" else 12)
+
+
+def test_a_client_that_leaves_the_queue_is_never_computed(serve, connect):
+    server, gate = serve(), Gate()
+    server.stub.before_prefill = gate
+    first, second = connect(server, stream=True), None
+    assert gate.reached.wait(10)
+    second = connect(server, stream=True)
+    read_until(second, b'"role"')
+    second.close()
+    while server.service.scheduler.queued:
+        threading.Event().wait(0.001)
+    gate.opened.set()
+    read_until(first, b"[DONE]")
+    wait_idle(server)
+    assert len(server.stub.slices) == 1
+
+
+def test_a_full_queue_answers_429_with_retry_after(serve, connect):
+    server, gate = serve(settings={"max_queue": 1}), Gate()
+    server.stub.before_prefill = gate
+    waiting = [connect(server, stream=True) for _ in range(2)]
+    for client in waiting:
+        read_until(client, b'"role"')
+    refused = server.post(json={"messages": [{"role": "user", "content": "Hi"}], "stream": True})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (429, "queue_full")
+    assert refused.headers["retry-after"] == "5"
+    gate.opened.set()
+    for client in waiting:
+        read_until(client, b"[DONE]")
+
+
+def test_a_client_that_reads_nothing_is_dropped(serve, connect):
+    # Sixty thousand tokens of 60 escaped characters each overflow the sockets' and the mailbox's buffers.
+    server = serve("x", script=None, settings={"send_stall_timeout": 0.3, "ctx": 100_000})
+    server.stub.script = lambda prompt: [ord("x") % 100 + 20] * 90_000
+    client = connect(server, stream=True, logprobs=True, top_logprobs=20, max_tokens=90_000)
+    read_until(client, b'"role"')
+    wait_idle(server)
+    assert server.chat(max_tokens=1)["usage"]["completion_tokens"] == 1
+
+
+def test_at_shutdown_the_active_answer_ends_and_the_queued_is_refused(serve, connect):
+    server, gate = serve(), Gate()
+    server.stub.before_decode = gate
+    active = connect(server, stream=True)
+    assert gate.reached.wait(10)
+    queued = connect(server, stream=True)
+    read_until(queued, b'"role"')
+    closing = threading.Thread(target=server.service.scheduler.close, args=(10,))
+    closing.start()
+    assert b"shutting_down" in read_until(queued, b"[DONE]")
+    assert server.client.get("/health").status_code == 503
+    assert server.post(json={"messages": [{"role": "user", "content": "Hi"}]}).json()["error"]["code"] == "shutting_down"
+    gate.opened.set()
+    assert b'"finish_reason":"stop"' in read_until(active, b"[DONE]")
+    closing.join()

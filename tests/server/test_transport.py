@@ -1,0 +1,151 @@
+"""What holds for every route: ids, hosts, keys, CORS, methods, and nobody's text in the logs."""
+import logging
+import socket
+
+import pytest
+
+from ds4mlx.config import Settings
+from ds4mlx.errors import Ds4Error
+from ds4mlx.server.listen import bind, url
+
+
+def test_every_response_has_a_request_id_of_its_own(server):
+    ids = {server.client.get(path).headers["x-request-id"] for path in ("/", "/health", "/nothing")}
+    assert len(ids) == 3 and all(i.startswith("req_") and len(i) == len("req_") + 24 for i in ids)
+
+
+def test_whole_answers_say_how_much_of_the_prompt_was_reused(serve):
+    server = serve()
+    server.chat()
+    headers = server.post(json={"messages": [{"role": "user", "content": "Hi"}], "thinking": False}).headers
+    assert (headers["x-ds4mlx-cache-source"], headers["x-ds4mlx-cached-tokens"]) == ("memory-rewind", "6")
+
+
+@pytest.mark.parametrize("path", ["/", "/health", "/healthz", "/v1/health", "/v1/models", "/v1/models/",
+                                  "/v1/models?limit=1000", "/v1/models/deepseek-chat"])
+def test_get_and_head_are_answered(server, path):
+    assert server.client.get(path).status_code == server.client.head(path).status_code == 200
+
+
+def test_health_counts_and_describes(server):
+    health = server.client.get("/health").json()
+    assert (health["status"], health["context_length"], health["slots"]) == ("ok", 4096, 1)
+    assert (health["active"], health["queued"]) == (0, 0)
+
+
+def test_the_model_list_serves_both_kinds_of_client(serve):
+    listed = serve(settings={"served_model_name": ("mine",), "tokens": 100}).client.get("/v1/models").json()
+    assert [card["id"] for card in listed["data"]] == ["deepseek-v4-flash", "mine"]
+    assert (listed["object"], listed["has_more"], listed["last_id"]) == ("list", False, "mine")
+    card = listed["data"][0]
+    assert (card["object"], card["type"], card["context_length"]) == ("model", "model", 4096)
+    assert card["top_provider"]["max_completion_tokens"] == 100
+
+
+def test_an_unknown_model_is_a_404(server):
+    answer = server.client.get("/v1/models/gpt")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")
+
+
+def test_an_unknown_route_names_the_known_ones(server):
+    answer = server.client.get("/v2/chat")
+    assert answer.status_code == 404 and "/v1/chat/completions" in answer.json()["error"]["message"]
+    assert "drop one /v1" in server.post("/v1/v1/chat/completions", json={}).json()["error"]["message"]
+
+
+def test_a_wrong_method_names_the_right_one(server):
+    answer = server.client.get("/v1/chat/completions")
+    assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
+    assert answer.json()["error"]["code"] == "method_not_allowed"
+
+
+@pytest.mark.parametrize("host, status", [
+    ("localhost", 200), ("LOCALHOST:8000", 200), ("127.0.0.1:1", 200), ("[::1]:8000", 200), ("my.box", 200),
+    ("evil.example", 403), ("localhost.evil.example:80", 403), ("[::1", 200)])
+def test_on_loopback_only_local_names_are_answered(serve, host, status):
+    server = serve(settings={"allow_host": ("my.box",)})
+    assert server.client.get("/health", headers={"host": host}).status_code == status
+
+
+def test_elsewhere_any_host_is_answered(serve):
+    server = serve(settings={"host": "0.0.0.0"})
+    assert server.client.get("/health", headers={"host": "any.example"}).status_code == 200
+
+
+@pytest.fixture(scope="module")
+def locked(start_server, stop_server):
+    guarded = start_server(settings={"api_key": "secret"})
+    yield guarded
+    stop_server(guarded)
+
+
+@pytest.mark.parametrize("headers, status", [
+    ({}, 401), ({"authorization": "Bearer wrong"}, 401), ({"authorization": "Bearer secre\u00e9"}, 401),
+    ({"authorization": "Bearer secret"}, 200), ({"x-api-key": "secret"}, 200)])
+def test_a_key_is_asked_for_by_every_api_route(locked, headers, status):
+    headers = {name: value.encode("latin-1") for name, value in headers.items()}
+    assert locked.client.get("/v1/models", headers=headers).status_code == status
+    assert locked.client.get("/health", headers=headers).status_code == 200
+
+
+def test_without_cors_no_such_header_is_sent(server):
+    assert not [name for name in server.client.get("/health").headers if name.startswith("access-control")]
+    assert server.client.options("/v1/chat/completions").status_code == 204
+
+
+def test_a_cors_preflight_may_ask_for_authorization(serve):
+    server = serve(settings={"cors": True, "api_key": "secret"})
+    answer = server.client.options("/v1/chat/completions", headers={
+        "origin": "http://page.example", "access-control-request-headers": "authorization,content-type"})
+    assert (answer.status_code, answer.content) == (204, b"")
+    assert answer.headers["access-control-allow-headers"] == "authorization,content-type"
+    assert server.client.get("/v1/models").headers["access-control-allow-origin"] == "*"
+
+
+def test_no_text_of_prompts_or_answers_is_logged(serve, caplog):
+    server = serve("secret-answer</think>secret-text")
+    with caplog.at_level(logging.DEBUG):
+        server.chat("secret-prompt", thinking=True)
+        server.events("secret-prompt", stop="secret-stop")
+        server.post(content=b'{"messages": [{"role": "user", "content": ["secret-part"]}]}')
+        server.stub.before_decode = lambda: 1 / 0
+        server.chat("secret-prompt")
+    ours = "\n".join(record.getMessage() for record in caplog.records if not record.name.startswith("http"))
+    assert "secret" not in ours and "the engine failed" in ours
+
+
+def test_each_request_logs_one_line_of_numbers(serve, caplog):
+    server = serve()
+    with caplog.at_level(logging.INFO, "ds4mlx.request"):
+        server.chat()
+        server.chat()
+    lines = [record.getMessage() for record in caplog.records if record.name == "ds4mlx.request"]
+    assert lines[0].startswith("chat ctx=0..6:6 tools=0 nothink gen=6 finish=stop ")
+    assert lines[1].startswith("chat ctx=6..6:0 ") and " src=memory-rewind " in lines[1]
+
+
+def test_a_port_in_use_is_one_clear_error(server):
+    port = int(server.url.rsplit(":", 1)[1])
+    with pytest.raises(Ds4Error, match=f"cannot listen on 127.0.0.1:{port}"):
+        bind(Settings(port=port))
+
+
+def test_a_socket_left_behind_is_replaced_and_another_file_is_not(tmp_path):
+    path = tmp_path / "socket"
+    for _ in range(2):
+        bound = bind(Settings(host=f"unix:{path}"))
+        assert url(bound) == f"unix:{path}"
+        bound.close()
+    path.unlink()
+    path.write_text("data")
+    with pytest.raises(Ds4Error, match="cannot listen"):
+        bind(Settings(host=f"unix:{path}"))
+
+
+def test_ipv6_addresses_are_written_in_brackets():
+    try:
+        bound = bind(Settings(host="::1", port=0))
+    except Ds4Error:
+        pytest.skip("this machine has no IPv6")
+    with bound:
+        assert url(bound) == f"http://[::1]:{bound.getsockname()[1]}" and bound.family == socket.AF_INET6
