@@ -1,0 +1,39 @@
+# make serve   set everything up in .venv and serve the built-in tiny model, or MODEL=FILE.gguf
+# make test    set everything up in .venv and run the tests
+#
+# Needs Python 3.11 or newer and the network for packages. Written for the make 3.81 of macOS.
+
+MODEL = tiny
+HOST = 127.0.0.1
+PORT = 8000
+ARGS =
+PYTHON =
+VENV = .venv
+
+.PHONY: help serve test clean
+
+help:
+	@sed -n 's/^# //p' Makefile
+	@echo "options      MODEL=FILE.gguf HOST=$(HOST) PORT=$(PORT) PYTHON=python3.x ARGS='further flags'"
+
+serve: $(VENV)/.ready
+	@exec $(VENV)/bin/ds4mlx serve --model "$(MODEL)" --host "$(HOST)" --port "$(PORT)" $(ARGS)
+
+test: $(VENV)/.ready-to-test
+	$(VENV)/bin/python -m pytest $(ARGS)
+
+clean:
+	rm -rf $(VENV)
+
+# The stamps make the second call quick; a change of the dependencies makes them old.
+$(VENV)/.ready: pyproject.toml constraints.txt $(VENV)/.made
+	$(VENV)/bin/python -m pip install --quiet --constraint constraints.txt --editable .
+	@touch $@
+
+$(VENV)/.ready-to-test: $(VENV)/.ready
+	$(VENV)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[test]'
+	@touch $@
+
+$(VENV)/.made: .ci/make-venv
+	@sh .ci/make-venv "$(VENV)" $(PYTHON)
+	@touch $@
