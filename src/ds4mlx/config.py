@@ -1,7 +1,17 @@
 """Settings: one frozen dataclass. Defaults <- file <- environment <- flags; nobody else reads os.environ."""
-from dataclasses import dataclass
+import math
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Literal
+from types import NoneType, UnionType
+from typing import Literal, Self, get_args, get_origin, get_type_hints
+
+from ds4mlx.errors import UsageError
+
+PREFIX = "DS4MLX_"
+COMMANDS = ("run", "serve", "tokens", "logits", "logprobs", "inspect")  # each may have a section in a file
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +39,7 @@ class Settings:
     top_p: float = 1.0
     min_p: float = 0.05
     top_k: int = 0
+    seed: int | None = None                     # None: a fresh one for each answer
     # server
     host: str = "127.0.0.1"                     # IPv4, IPv6 or unix:PATH
     port: int = 8000
@@ -45,3 +56,151 @@ class Settings:
     drain_seconds: float = 30.0
     reasoning_field: Literal["content", "both"] = "content"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+    @classmethod
+    def load(cls, command: str, flags: Mapping[str, object], environment: Mapping[str, str] | None = None) -> Self:
+        """The settings of one command: flags, else environment, else the `--config` file, else the default.
+
+        `flags` maps option names in snake case, `config` among them, to text or typed values; None is not given, and
+        names of no setting are skipped. Raises UsageError naming the option, variable or key at fault.
+        """
+        environment = os.environ if environment is None else environment
+        given = {name: value for name, value in flags.items() if value is not None}
+        file = given.get("config") or environment.get(f"{PREFIX}CONFIG")
+        sources = [*_from_file(Path(str(file)), command)] if file else []
+        sources += [*_from_environment(environment), *_from_flags(given)]
+        chosen = {name: (value, told) for name, value, told in sources}
+        values = {name: _parsed(name, value, told) for name, (value, told) in chosen.items()}
+        return replace(cls(), **values)
+
+
+BOUNDS: dict[str, tuple[float, float]] = {
+    "ctx": (1, 1 << 24), "prefill_chunk": (128, 1 << 20), "memory_limit_gb": (1e-3, 1e6), "power": (1, 100),
+    "think_max_min_ctx": (0, 1 << 24), "tokens": (1, 1 << 24), "temp": (0, 100), "top_p": (0, 1), "min_p": (0, 1),
+    "top_k": (0, 1 << 24), "seed": (0, (1 << 64) - 1), "port": (0, 65535), "max_queue": (0, 1 << 20),
+    "max_body_mb": (1, 1 << 16), "sse_keepalive_seconds": (0, 86400), "send_stall_timeout": (0.1, 86400),
+    "drain_seconds": (0, 86400),
+}
+TRUE, FALSE = ("1", "on", "true", "yes"), ("0", "off", "false", "no")
+
+
+def state_dir() -> Path:
+    """Where locks and sessions live: DS4MLX_HOME, else ~/.ds4mlx. Not created here."""
+    named = os.environ.get(f"{PREFIX}HOME")
+    return Path(named) if named else Path.home() / ".ds4mlx"
+
+
+def cache_dir() -> Path:
+    """The user's cache of things that can be made again. Not created here."""
+    named = os.environ.get("XDG_CACHE_HOME")
+    if named and Path(named).is_absolute():  # the XDG rule: a relative path is to be ignored
+        return Path(named) / "ds4mlx"
+    return Path.home() / ("Library/Caches" if sys.platform == "darwin" else ".cache") / "ds4mlx"
+
+
+def color_wanted(choice: Literal["auto", "always", "never"], terminal: bool) -> bool:
+    """Whether to colour a stream; NO_COLOR, set to anything, turns "auto" off."""
+    return choice == "always" or choice == "auto" and terminal and not os.environ.get("NO_COLOR")
+
+
+Given = tuple[str, object, str]  # setting, its value, what to call it in an error
+
+
+def _from_flags(given: Mapping[str, object]) -> Iterator[Given]:
+    for field in fields(Settings):
+        if field.name in given:
+            yield field.name, given[field.name], "--" + field.name.replace("_", "-")
+
+
+def _from_environment(environment: Mapping[str, str]) -> Iterator[Given]:
+    """Every long flag has its variable; an empty one counts as not set."""
+    if negated := environment.get(f"{PREFIX}NO_LOCK"):
+        yield "lock", not _switch(negated, f"{PREFIX}NO_LOCK"), f"{PREFIX}NO_LOCK"
+    for field in fields(Settings):
+        variable = PREFIX + field.name.upper()
+        if value := environment.get(variable):
+            yield field.name, value.split(",") if _kind(field.name) is tuple else value, variable
+
+
+def _from_file(path: Path, command: str) -> Iterator[Given]:
+    """Keys at the top are for every command, those of `[COMMAND]` for one. Keys are flags, with - or _."""
+    import tomllib
+    try:
+        content = tomllib.loads(path.read_text("utf-8"))
+    except OSError as fault:
+        raise UsageError(f"--config {path}: {fault.strerror}; give the path of a TOML file") from fault
+    except ValueError as fault:
+        raise UsageError(f"--config {path}: not TOML in UTF-8 ({fault}); correct the file") from fault
+    sections = {key: value for key, value in content.items() if isinstance(value, dict)}
+    if unknown := sections.keys() - set(COMMANDS):
+        raise UsageError(f"--config {path}: unknown section [{min(unknown)}]; sections are {', '.join(COMMANDS)}")
+    yield from _keys(path, "", {key: value for key, value in content.items() if key not in sections})
+    for name, section in sections.items():
+        checked = list(_keys(path, f"[{name}] ", section))
+        yield from checked if name == command else ()
+
+
+def _keys(path: Path, section: str, table: Mapping[str, object]) -> Iterator[Given]:
+    known = {field.name for field in fields(Settings)}
+    for key, value in table.items():
+        name = key.replace("-", "_")
+        if name not in known:
+            raise UsageError(f"--config {path}: unknown key {section}{key}; keys are the long options of the commands")
+        yield name, value, f"{path}: {section}{key}"
+
+
+def _kind(name: str) -> type:
+    """The type of a setting that is given: `int` for `int | None`, `tuple` for `tuple[str, ...]`, or Literal."""
+    return get_origin(_given_type(name)) or _given_type(name)
+
+
+def _given_type(name: str) -> type:
+    hint = get_type_hints(Settings)[name]
+    return next(t for t in get_args(hint) if t is not NoneType) if isinstance(hint, UnionType) else hint
+
+
+def _parsed(name: str, value: object, told: str) -> object:
+    """A value from any source in the setting's type. Raises UsageError with `told`, what was found and what is needed."""
+    kind = _kind(name)
+    if kind is Literal:
+        choices = get_args(_given_type(name))
+        if value not in choices:
+            raise _wrong(told, value, f"one of {', '.join(choices)}")
+        return value
+    if kind is bool:
+        return value if isinstance(value, bool) else _switch(value, told)
+    if kind is tuple:
+        if not isinstance(value, list | tuple) or not all(isinstance(item, str) and item for item in value):
+            raise _wrong(told, value, "names that are not empty")
+        return tuple(value)
+    if kind in (int, float):
+        return _number(name, value, told, kind)
+    if not isinstance(value, str | Path) or not str(value):
+        raise _wrong(told, value, "text")
+    return kind(value)
+
+
+def _number(name: str, value: object, told: str, kind: type[int] | type[float]) -> int | float:
+    low, high = BOUNDS[name]
+    needed = f"a {'whole ' if kind is int else ''}number from {low} to {high}"
+    if isinstance(value, bool) or not isinstance(value, str | int | (float if kind is float else int)):
+        raise _wrong(told, value, needed)
+    try:
+        number = kind(value)
+    except (ValueError, OverflowError):
+        raise _wrong(told, value, needed) from None
+    if not math.isfinite(number) or not low <= number <= high:
+        raise _wrong(told, value, needed)
+    if name == "prefill_chunk" and number % 128:
+        raise _wrong(told, value, "a multiple of 128")
+    return number
+
+
+def _switch(value: object, told: str) -> bool:
+    if isinstance(value, str) and value.lower() in TRUE + FALSE:
+        return value.lower() in TRUE
+    raise _wrong(told, value, "on or off")
+
+
+def _wrong(told: str, value: object, needed: str) -> UsageError:
+    return UsageError(f"{told} is {str(value)[:80]!r}, need {needed}")

@@ -5,6 +5,10 @@ class Ds4Error(Exception):
     """Base of all errors raised on purpose; its text is fit to be shown to a user."""
 
 
+class UsageError(Ds4Error):
+    """An option, an environment variable or a key of a configuration file that says something impossible."""
+
+
 class BadRequest(Ds4Error):
     """A request that cannot be served as it is. `status` is its HTTP status, `param` the field at fault.
 

@@ -1,0 +1,118 @@
+"""The command line: which command, its options, and what an error looks like and exits with.
+
+0 done, 1 failed, 2 misused, 130 interrupted. A command module has `add_parser(subparsers)` and `run(args) -> int`, and
+imports what is heavy inside `run`: `--help` needs none of it.
+"""
+import os
+import sys
+from argparse import Action, ArgumentParser, Namespace
+from collections.abc import Sequence
+from importlib import import_module
+from typing import NoReturn
+
+from ds4mlx import __version__
+from ds4mlx.config import COMMANDS
+from ds4mlx.errors import Ds4Error, UsageError
+
+FAILED, MISUSED, INTERRUPTED = 1, 2, 130
+
+
+def console() -> NoReturn:
+    """The `ds4mlx` program."""
+    try:
+        code = main(sys.argv[1:])
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader of our output has left, as `| head` does. What is still buffered must not raise again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = FAILED
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    sys.exit(code)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run one command line; returns its exit code, or raises SystemExit after help or misuse."""
+    parser = build_parser()
+    args, unknown = parser.parse_known_args(argv)
+    if args.command is None:
+        if unknown:
+            parser.error(_unknown(unknown))
+        parser.print_help(sys.stderr)
+        return MISUSED
+    if unknown := _without_mtp(args.command, unknown):
+        args.parser.error(_unknown(unknown))
+    try:
+        return args.run(args)
+    except BrokenPipeError:
+        raise
+    except Exception as fault:  # the outermost place: one line for a user, the traceback for who asks
+        if getattr(args, "debug", False):
+            raise
+        told = fault if isinstance(fault, Ds4Error) else f"internal error, {fault!r}; give --debug to see where"
+        print(f"ds4mlx {args.command}: {told}", file=sys.stderr)
+        return MISUSED if isinstance(fault, UsageError) else FAILED
+
+
+def build_parser() -> ArgumentParser:
+    parser = Parser(prog="ds4mlx", allow_abbrev=False, add_help=False, usage="ds4mlx COMMAND [OPTIONS]",
+                    description="DeepSeek V4 Flash on one's own machine.")
+    parser.add_argument("-h", "--help", nargs="?", metavar="COMMAND", action=_Help, help="show this, or a command's help")
+    parser.add_argument("--version", action="version", version=f"ds4mlx {__version__}")
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser, prog="ds4mlx")
+    for name in COMMANDS:
+        import_module(f"ds4mlx.cli.{name}").add_parser(subparsers)
+    helper = subparsers.add_parser("help", allow_abbrev=False, help="show a command's help")
+    helper.add_argument("topic", nargs="?", choices=COMMANDS, metavar="COMMAND")
+    helper.set_defaults(run=lambda args: _show_help(parser, args.topic))
+    for name, command in subparsers.choices.items():
+        command.usage = command.usage or f"ds4mlx {name} [OPTIONS]"  # all of them would hide an error above
+        command.set_defaults(parser=command)
+    return parser
+
+
+class Parser(ArgumentParser):
+    """Misuse is one line that names the option, then the usage."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(MISUSED, f"{self.prog}: {message}\n{self.format_usage()}")
+
+
+class _Help(Action):
+    """`-h`, `-h COMMAND`."""
+
+    def __call__(self, parser: ArgumentParser, namespace: Namespace, topic: str | None, option: str | None) -> None:
+        if topic is not None and topic not in COMMANDS:
+            parser.error(f"{option}: no command {topic!r}; commands are {', '.join(COMMANDS)}")
+        parser.exit(_show_help(parser, topic))
+
+
+def _show_help(parser: ArgumentParser, topic: str | None) -> int:
+    if topic is None:
+        parser.print_help()
+    else:
+        main([topic, "--help"])
+    return 0
+
+
+def _unknown(arguments: Sequence[str]) -> str:
+    for argument in arguments:
+        if argument.startswith("-") and argument != "-":
+            return f"unknown option: {argument.partition('=')[0]}"
+    return f"unexpected argument: {arguments[0]}"
+
+
+def _without_mtp(command: str, unknown: Sequence[str]) -> list[str]:
+    """Draft-model options of ds4 that are not known by name, with their values, do nothing here either."""
+    rest: list[str] = []
+    dropping = False
+    for argument in unknown:
+        if argument.startswith("--mtp"):
+            print(f"ds4mlx {command}: {argument}: accepted for ds4 scripts, without effect here", file=sys.stderr)
+            dropping = "=" not in argument
+        elif not dropping or argument.startswith("-"):
+            rest.append(argument)
+            dropping = False
+        else:
+            dropping = False
+    return rest

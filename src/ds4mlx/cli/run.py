@@ -1,0 +1,157 @@
+"""`ds4mlx run`: one question, one answer. The same path as a request to the server, without the server."""
+import os
+import signal
+import sys
+import time
+from argparse import ArgumentParser, Namespace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from argparse import _SubParsersAction
+
+    from ds4mlx.chat.messages import Json
+    from ds4mlx.cli.answer import Writer
+    from ds4mlx.config import Settings
+    from ds4mlx.service.service import Service
+    from ds4mlx.service.turn import Answer, Turn
+
+INTERRUPTED = 130
+SECOND_SIGNAL_S = 2.0
+
+
+def add_parser(subparsers: "_SubParsersAction[ArgumentParser]") -> None:
+    from ds4mlx.cli.options import add_engine_flags, add_sampling_flags, add_thinking_flags
+    from ds4mlx.cli.prompt import add_prompt_flags
+    parser = subparsers.add_parser(
+        "run", allow_abbrev=False, help="answer one question",
+        description="The answer on standard output, everything else on standard error.")
+    add_prompt_flags(parser)
+    parser.add_argument("--messages", metavar="FILE",
+                        help="a chat request in JSON, or its messages alone, instead of a prompt")
+    _add_output_flags(parser.add_argument_group("output"))
+    add_engine_flags(parser)
+    add_sampling_flags(parser)
+    parser.add_argument("--seed", metavar="N", help="the same seed, the same answer")
+    parser.add_argument("--stop", metavar="S", action="append", help="end the answer before this text; repeatable")
+    add_thinking_flags(parser)
+    parser.set_defaults(run=run)
+
+
+def _add_output_flags(group: ArgumentParser) -> None:
+    group.add_argument("--format", choices=("text", "json"), default="text",
+                       help="text as it comes, or one JSON object at the end (text)")
+    group.add_argument("--show-thinking", dest="show_thinking", action="store_true", default=None,
+                       help="reasoning too (on a terminal)")
+    group.add_argument("--hide-thinking", dest="show_thinking", action="store_false", help="no reasoning (in a pipe)")
+    group.add_argument("--color", choices=("auto", "always", "never"), default="auto", help="(auto)")
+
+
+def run(args: Namespace) -> int:
+    """0, or 130 when interrupted. Raises Ds4Error."""
+    import asyncio
+    import logging
+    from dataclasses import replace
+
+    from ds4mlx.cli.model import engine_lock, resolve_model
+    from ds4mlx.cli.options import settings_from
+    from ds4mlx.cli.prompt import chat_body, chat_body_of_file, question
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    settings = settings_from(args)
+    text = question(args, "messages")
+    body = chat_body_of_file(args.messages) if text is None else chat_body(text, args.system)
+    settings = replace(settings, model=resolve_model(settings))
+    with engine_lock(settings, settings.model):
+        return asyncio.run(_run(args, settings, body, text))
+
+
+async def _run(args: Namespace, settings: "Settings", body: "dict[str, Json]", text: str | None) -> int:
+    """`text` is the question where --raw-prompt may apply."""
+    import asyncio
+
+    from ds4mlx.service.service import open_service
+    service = open_service(settings)
+    interrupt = _Interrupt()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGINT, interrupt)
+    await service.start()
+    try:
+        answer = await _ask(args, service, body, text)
+        interrupt.answer = answer
+        return await _show(answer, _writer(args, service.info.name))
+    finally:
+        await service.close(0.0)
+
+
+async def _ask(args: Namespace, service: "Service", body: "dict[str, Json]", text: str | None) -> "Answer":
+    from ds4mlx.server.fields import Fields
+    from ds4mlx.server.openai_chat import read_chat
+    settings = service.settings
+    if settings.seed is not None:
+        body.setdefault("seed", settings.seed)
+    if args.stop:
+        body["stop"] = args.stop
+    turn = read_chat(Fields(body), settings).turn
+    return _complete(service, turn, text) if args.raw_prompt and text is not None else await service.run(turn)
+
+
+def _complete(service: "Service", turn: "Turn", text: str) -> "Answer":
+    """The continuation of literal text: no conversation, so no reasoning and no tools."""
+    import asyncio
+
+    from ds4mlx.cli.prompt import checked_length, raw_ids
+    from ds4mlx.service.mailbox import Mailbox
+    from ds4mlx.service.turn import Answer
+    settings = service.settings
+    ids = checked_length(raw_ids(text, service.tokenizer), settings)
+    answer = Answer(turn, ids, False, min(settings.tokens, settings.ctx - len(ids)), tokenizer=service.tokenizer,
+                    scheduler=service.scheduler, mailbox=Mailbox(asyncio.get_running_loop()),
+                    stall_timeout_s=settings.send_stall_timeout)
+    service.scheduler.submit(answer)
+    return answer
+
+
+def _writer(args: Namespace, model: str) -> "Writer":
+    from ds4mlx.cli.answer import JsonWriter, TextWriter
+    from ds4mlx.config import color_wanted
+    if args.format == "json":
+        return JsonWriter(sys.stdout, model)
+    terminal = sys.stdout.isatty()
+    return TextWriter(sys.stdout, color=color_wanted(args.color, terminal),
+                      reasoning=terminal if args.show_thinking is None else args.show_thinking)
+
+
+async def _show(answer: "Answer", writer: "Writer") -> int:
+    """Write the events to their end. Raises Ds4Error for an answer that failed, after what there is of it."""
+    from ds4mlx.chat.events import Finish, Progress
+    from ds4mlx.cli.answer import Speed, show_progress, speed_line
+    from ds4mlx.errors import Ds4Error
+    speed = Speed()
+    async for event in answer:
+        speed.take(event)
+        if isinstance(event, Progress):
+            show_progress(event)
+        if not isinstance(event, Finish):
+            writer.write(event)
+            continue
+        timings = speed.numbers(event)
+        writer.end(event, timings)
+        print(speed_line(event, timings), file=sys.stderr)
+        if event.reason == "error":
+            raise Ds4Error(event.error or "the answer failed")
+        return INTERRUPTED if event.reason == "cancelled" else 0
+    raise AssertionError("an answer ends with Finish")
+
+
+class _Interrupt:
+    """Ctrl+C ends the answer and keeps it; a second one within two seconds, or one while loading, ends the process."""
+
+    def __init__(self) -> None:
+        self.answer: "Answer | None" = None
+        self.at = -SECOND_SIGNAL_S
+
+    def __call__(self) -> None:
+        now = time.monotonic()
+        if self.answer is None or now - self.at < SECOND_SIGNAL_S:
+            sys.stdout.flush()
+            os._exit(INTERRUPTED)  # the engine thread is inside a computation that nothing can stop
+        self.at = now
+        self.answer.cancel("cancelled")
