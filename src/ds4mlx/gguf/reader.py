@@ -60,7 +60,7 @@ class GGUF:
         cursor = _Cursor(path, mapping)
         tensor_count, key_count = _read_counts(cursor)
         values = _read_metadata(cursor, key_count)
-        self.metadata: Mapping[str, Value] = _Metadata(cursor, values)
+        self.metadata: Mapping[str, Value] = _Metadata(path, mapping, values)
         self.tensors: Mapping[str, TensorInfo] = _read_directory(cursor, tensor_count, _alignment(cursor, values))
         _refuse_overlaps(cursor, list(self.tensors.values()))
 
@@ -135,8 +135,8 @@ class _Cursor:
 
     U32, U64 = Struct("<I"), Struct("<Q")
 
-    def __init__(self, path: Path, buffer: mmap.mmap) -> None:
-        self.path, self.buffer, self.size, self.at = path, buffer, len(buffer), 0
+    def __init__(self, path: Path, buffer: mmap.mmap, at: int = 0) -> None:
+        self.path, self.buffer, self.size, self.at = path, buffer, len(buffer), at
 
     def error(self, found: str) -> ModelFileError:
         return ModelFileError(f"{self.path}: {found}")
@@ -181,19 +181,18 @@ class _Strings:
 
 
 class _Metadata(Mapping[str, Value]):
-    """Key -> value. Arrays of strings are decoded on first use."""
+    """Key -> value. Arrays of strings are decoded on first use, which must come before the file is closed."""
 
-    __slots__ = ("_cursor", "_values")
+    __slots__ = ("_path", "_buffer", "_values")
 
-    def __init__(self, cursor: _Cursor, values: dict[str, Value | _Strings]) -> None:
-        self._cursor, self._values = cursor, values
+    def __init__(self, path: Path, buffer: mmap.mmap, values: dict[str, Value | _Strings]) -> None:
+        self._path, self._buffer, self._values = path, buffer, values
 
     def __getitem__(self, key: str) -> Value:
         value = self._values[key]
         if isinstance(value, _Strings):
-            self._cursor.at = value.start
-            what = f"metadata key {key}"
-            value = self._values[key] = [self._cursor.text(what) for _ in range(value.count)]
+            cursor, what = _Cursor(self._path, self._buffer, value.start), f"metadata key {key}"
+            value = self._values[key] = [cursor.text(what) for _ in range(value.count)]
         return value
 
     def __iter__(self) -> Iterator[str]:
@@ -243,8 +242,7 @@ def _read_array(cursor: _Cursor, what: str, type_id: int, count: int) -> np.ndar
         return _numbers(cursor, what, type_id, count)
     strings = _Strings(cursor.at, count)
     if count * 8 > cursor.size - cursor.at:
-        raise cursor.error(f"{what} announces {count} strings, the file has {cursor.size} bytes;"
-                           " it is damaged")
+        raise cursor.error(f"{what} announces {count} strings, the file has {cursor.size} bytes; it is damaged")
     # The one long loop of opening a model (257 000 strings): kept free of calls.
     at, last = cursor.at, min(cursor.size, MAX_HEADER_BYTES) - 8
     length_of, buffer = cursor.U64.unpack_from, cursor.buffer
