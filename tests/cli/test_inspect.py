@@ -8,7 +8,7 @@ import pytest
 from sparse_model import SMALL, metadata_of, tensors_of, write_model
 
 from ds4mlx.cli import inspect
-from ds4mlx.errors import ModelFileError
+from ds4mlx.errors import ModelFileError, UsageError
 from ds4mlx.models.deepseek_v4.config import FLASH
 
 PUBLISHED_Q2 = {  # bytes in the published file
@@ -20,7 +20,7 @@ PUBLISHED_Q2 = {  # bytes in the published file
 
 def run(*argv):
     parser = ArgumentParser()
-    inspect.add_parser(parser.add_subparsers())
+    inspect.add_parser(parser.add_subparsers(dest="command"))
     args = parser.parse_args(["inspect", *map(str, argv)])
     return args.run(args)
 
@@ -97,6 +97,11 @@ def test_a_file_that_is_no_model_is_one_error(tmp_path):
     (tmp_path / "m.txt").write_text("not a model at all")
     with pytest.raises(ModelFileError, match="not a GGUF file"):
         run(tmp_path / "m.txt")
+
+
+def test_one_file_at_a_time(small):
+    with pytest.raises(UsageError, match="need one file"):
+        run(small, "--model", small)
 
 
 def test_inspecting_needs_no_mlx(small):

@@ -9,6 +9,10 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ds4mlx.cli.model import resolve_model
+from ds4mlx.cli.options import add_model_flags, settings_from
+from ds4mlx.errors import UsageError
+
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
 
@@ -25,15 +29,15 @@ def add_parser(subparsers: "_SubParsersAction[ArgumentParser]") -> None:
     parser = subparsers.add_parser(
         "inspect", allow_abbrev=False, help="describe a model file without loading it",
         description="Name, fingerprints, sizes, quantisation and the memory that contexts need.")
-    parser.add_argument("file", nargs="?", metavar="FILE", help="GGUF file, or tiny; default: the one serve would use")
-    parser.add_argument("-m", "--model", metavar="FILE", help="the same, as the other commands have it")
+    parser.add_argument("file", nargs="?", metavar="FILE", help="GGUF file, or tiny: --model without the flag")
+    add_model_flags(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object")
     parser.set_defaults(run=run)
 
 
 def run(args: Namespace) -> int:
     """Print to standard output. Raises ModelFileError for a file that is not a whole model."""
-    from ds4mlx.gguf.reader import GGUF
+    from ds4mlx.gguf.reader import GGUF  # NumPy takes half of what --help may
     with GGUF.open(_path(args)) as file:
         summary = summarize(file)
     if args.json:
@@ -46,11 +50,10 @@ def run(args: Namespace) -> int:
 
 
 def _path(args: Namespace) -> Path:
-    named = args.file or args.model
-    if named and named != "tiny":
-        return Path(named)
-    from ds4mlx.cli.model import resolve
-    return resolve(named)
+    if args.file and args.model:
+        raise UsageError(f"both {args.file} and --model {args.model} are given, need one file")
+    args.model = args.file or args.model
+    return resolve_model(settings_from(args))
 
 
 @dataclass(frozen=True, slots=True)
