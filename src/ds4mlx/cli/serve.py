@@ -1,0 +1,155 @@
+"""`ds4mlx serve`: open a model, answer on HTTP until told to stop."""
+import os
+import signal
+import sys
+from argparse import ArgumentParser, Namespace
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import asyncio
+    from argparse import _SubParsersAction
+
+    from ds4mlx.config import Settings
+    from ds4mlx.service.service import Service
+
+MIB = 1 << 20
+
+
+def add_parser(subparsers: "_SubParsersAction[ArgumentParser]") -> None:
+    from ds4mlx.cli.options import add_engine_flags, add_sampling_flags
+    parser = subparsers.add_parser(
+        "serve", allow_abbrev=False, help="serve the model on HTTP",
+        description="An OpenAI-compatible server: POST /v1/chat/completions, GET /v1/models, GET /health.")
+    add_engine_flags(parser)
+    add_sampling_flags(parser)
+    _add_network_flags(parser.add_argument_group("network"))
+    _add_request_flags(parser.add_argument_group("requests"))
+    parser.set_defaults(run=run)
+
+
+def _add_network_flags(group: ArgumentParser) -> None:
+    group.add_argument("--host", metavar="H", help="address to listen on: IPv4, IPv6 or unix:PATH (127.0.0.1)")
+    group.add_argument("--port", metavar="N", help="port; 0 takes a free one (8000)")
+    group.add_argument("--cors", action="store_true", default=None, help="let web pages of any origin call the API")
+    group.add_argument("--allow-host", metavar="H", action="append", help="further Host name to accept; repeatable")
+    group.add_argument("--api-key", metavar="K", help="require this key as bearer token or x-api-key")
+    group.add_argument("--access-log", action="store_true", default=None, help="log every HTTP request")
+    group.add_argument("--max-body-mb", metavar="N", help="largest request body in MiB (64)")
+    group.add_argument("--sse-keepalive-seconds", metavar="F",
+                       help="silence before a stream gets a sign of life; 0: never (5)")
+    group.add_argument("--send-stall-timeout", metavar="F",
+                       help="seconds after which a client that reads nothing is dropped (30)")
+    group.add_argument("--drain-seconds", metavar="F",
+                       help="time for active requests at shutdown (30)")
+
+
+def _add_request_flags(group: ArgumentParser) -> None:
+    group.add_argument("--served-model-name", metavar="NAME", action="append",
+                       help="further name of the model; repeatable")
+    group.add_argument("--strict-model", action="store_true", default=None, help="refuse unknown model names")
+    group.add_argument("--max-queue", metavar="N", help="requests that may wait; 0: any number (0)")
+    group.add_argument("--default-thinking", metavar="on|off", help="where a request says nothing (on)")
+    group.add_argument("--default-effort", metavar="low|high|max", help="where a request says nothing")
+    group.add_argument("--think-max-min-ctx", metavar="N",
+                       help="context below which effort max becomes high; 0: none")
+    group.add_argument("--sort-tools", action="store_true", default=None,
+                       help="order tools by name, for clients that shuffle them")
+    group.add_argument("--reasoning-field", metavar="content|both",
+                       help="report reasoning as reasoning_content, or as reasoning too (content)")
+    group.add_argument("--log-level", metavar="debug|info|warning|error", help="(info)")
+
+
+def run(args: Namespace) -> int:
+    """Serve until a signal comes: 0. Raises what opening the model or the socket raises."""
+    import asyncio
+
+    from ds4mlx.cli.model import engine_lock, resolve_model
+    from ds4mlx.cli.options import settings_from
+    settings = settings_from(args)
+    path = resolve_model(settings)
+    _set_up_logging(settings.log_level)
+    with engine_lock(settings, path):
+        return asyncio.run(serve(replace(settings, model=path)))
+
+
+async def serve(settings: "Settings") -> int:
+    """Load, listen, wait for a signal, drain."""
+    import asyncio
+
+    from ds4mlx.server.app import create_app
+    from ds4mlx.server.listen import bind, listen, url
+    from ds4mlx.service.service import open_service
+    service = open_service(settings)
+    bound = bind(settings)  # before the model: a port in use is known at once, not after minutes
+    told = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, _loading_interrupted)
+    try:
+        await service.start()
+    except BaseException:
+        bound.close()
+        raise
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, _stop, told)
+    for line in describe(service):
+        print(line, file=sys.stderr)
+    print(f"listening on {url(bound)}", flush=True)
+    await _until_told(listen, (create_app(service, settings), settings, bound), service, told)
+    return 0
+
+
+async def _until_told(listen, arguments, service: "Service", told: "asyncio.Event") -> None:
+    """Serve while requests are taken, and on while the active ones end."""
+    import asyncio
+    closed = asyncio.Event()
+    serving = asyncio.create_task(listen(*arguments, closed))
+    telling = asyncio.create_task(told.wait())
+    await asyncio.wait({serving, telling}, return_when=asyncio.FIRST_COMPLETED)
+    telling.cancel()
+    seconds = service.settings.drain_seconds
+    if service.health.active:
+        print(f"stopping: the active request has {seconds:g} s to end; a second signal stops at once", file=sys.stderr)
+    await service.close(seconds)
+    closed.set()
+    await serving
+
+
+def describe(service: "Service") -> list[str]:
+    """What was loaded and how it will answer, for the person who started it."""
+    info, plan, settings = service.info, service.scheduler.plan, service.settings
+    lines = [f"model: {info.name}, experts {info.quant}, {info.backend}, {settings.model}",
+             f"context: {service.context} tokens, {plan.sessions} slot of {plan.session_bytes / MIB:,.1f} MiB, "
+             f"weights {plan.weights_bytes / MIB:,.1f} MiB",
+             f"reasoning effort: profile {service.effort_profile}, default {settings.default_effort or 'by profile'}",
+             "kv cache: in memory only"]
+    if settings.api_key is None and not _stays_local(settings.host):
+        lines.append(f"warning: {settings.host} can be reached from other machines and no --api-key is set")
+    return lines
+
+
+def _stays_local(host: str) -> bool:
+    return host in ("localhost", "::1") or host.startswith(("127.", "unix:"))
+
+
+def _loading_interrupted() -> None:
+    """The engine thread cannot be stopped while it loads; nothing is lost by leaving."""
+    os._exit(130)
+
+
+def _stop(told: "asyncio.Event") -> None:
+    if told.is_set():
+        os._exit(1)
+    told.set()
+
+
+def _set_up_logging(level: str) -> None:
+    import logging
+    if sys.stderr.isatty():
+        from rich.console import Console
+        from rich.logging import RichHandler
+        handler: logging.Handler = RichHandler(console=Console(stderr=True), show_path=False)
+        logging.basicConfig(level=level.upper(), format="%(message)s", handlers=[handler])
+    else:
+        logging.basicConfig(level=level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")

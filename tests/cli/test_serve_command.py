@@ -1,0 +1,89 @@
+"""`ds4mlx serve` as a process: it says where it listens, answers, and leaves when told."""
+import signal
+import subprocess
+import sys
+import threading
+
+import httpx2
+import pytest
+
+from ds4mlx.gguf.writer import write_gguf
+from ds4mlx.text.segments import CONTROL_LITERALS
+from ds4mlx.text.tokenizer import BYTE_OF
+
+BODY = {"messages": [{"role": "user", "content": "Hello."}], "max_tokens": 50}
+
+
+@pytest.fixture(scope="module")
+def vocabulary(tmp_path_factory):
+    """A GGUF file with a vocabulary of bytes and no weights: all that the stub engine needs."""
+    path = tmp_path_factory.mktemp("model") / "vocabulary.gguf"
+    write_gguf(path, {"general.architecture": "deepseek4", "general.name": "bytes", "tokenizer.ggml.model": "gpt2",
+                      "tokenizer.ggml.pre": "joyai-llm", "tokenizer.ggml.merges": ["a b"],
+                      "tokenizer.ggml.tokens": [*CONTROL_LITERALS, *BYTE_OF, "ab"]}, [])
+    return path
+
+
+@pytest.fixture
+def serve(vocabulary):
+    """serve(*flags): a process that has said where it listens, as (process, base URL)."""
+    processes = []
+
+    def start(*flags):
+        command = [sys.executable, "-m", "ds4mlx", "serve", "--model", str(vocabulary), "--engine", "stub", "--no-lock",
+                   "--port", "0", *flags]
+        processes.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+        line = processes[-1].stdout.readline()
+        assert line.startswith("listening on http://127.0.0.1:"), processes[-1].communicate(timeout=20)[1]
+        return processes[-1], line.split()[-1]
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.communicate(timeout=20)
+
+
+def test_it_answers_then_a_signal_ends_it_with_0(serve):
+    process, url = serve()
+    answer = httpx2.post(f"{url}/v1/chat/completions", json=BODY, trust_env=False, timeout=20).json()
+    assert answer["choices"][0]["message"]["content"] == "Hello."
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=20)
+    assert (process.returncode, out) == (0, "")
+    assert "model: Scripted stub" in err and "gen=7 finish=stop" in err and "Hello" not in err
+
+
+def test_an_active_answer_ends_before_the_server_does(serve):
+    process, url = serve("--power", "1")  # about 1 % of the time: slow enough to be told in the middle
+    with httpx2.stream("POST", f"{url}/v1/chat/completions", json=BODY | {"stream": True}, trust_env=False,
+                       timeout=20) as answer:
+        lines = answer.iter_lines()
+        next(lines)
+        process.send_signal(signal.SIGINT)
+        assert [line for line in lines if line][-1] == "data: [DONE]"
+    process.communicate(timeout=20)
+    assert process.returncode == 0
+
+
+def test_a_second_signal_ends_it_at_once_with_1(serve):
+    process, url = serve("--power", "1", "--drain-seconds", "60")
+    with httpx2.stream("POST", f"{url}/v1/chat/completions", trust_env=False, timeout=20,
+                       json={"messages": [{"role": "user", "content": "x" * 2000}], "stream": True}) as answer:
+        next(answer.iter_lines())
+        process.send_signal(signal.SIGINT)
+        waiting = threading.Thread(target=process.stderr.read)  # until the pipe closes
+        while "stopping" not in process.stderr.readline():
+            pass
+        waiting.start()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(10) == 1
+        waiting.join()
+
+
+def test_a_port_in_use_is_exit_1_with_the_reason(serve, vocabulary):
+    _, url = serve()
+    port = url.rsplit(":", 1)[1]
+    second = subprocess.run([sys.executable, "-m", "ds4mlx", "serve", "--model", vocabulary, "--engine", "stub",
+                             "--no-lock", "--port", port], capture_output=True, text=True, timeout=30)
+    assert second.returncode == 1 and f"cannot listen on 127.0.0.1:{port}" in second.stderr
+    assert "Traceback" not in second.stderr
