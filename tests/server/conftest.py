@@ -57,21 +57,22 @@ def start_server(tokenizer):
 
     Control literals in the text become control tokens. Pass `script` instead for other engines' behaviour.
     """
-    def start(answer="Hello.", *, script=None, settings=None, **stub):
+    def start(answer="Hello.", *, script=None, settings=None, effort_profile="0731", **stub):
         ids = tokenizer.encode_marked(answer)
         settings = Settings(**{"port": 0, "ctx": 4096, "drain_seconds": 5, **(settings or {})})
         engines, running = [], []
         service = Service(lambda: engines.append(StubEngine(script or (lambda prompt: ids), vocab=tokenizer.vocab_size,
                                                             eos=tokenizer.eos, **stub)) or engines[0],
-                          tokenizer, settings)
+                          tokenizer, settings, effort_profile)
         up = threading.Event()
 
         async def main():
             await service.start()
             engines[0].slices.clear()  # the warm-up's
             bound, stop = bind(settings), asyncio.Event()
+            bound.listen()
             running.extend([url(bound), asyncio.get_running_loop(), stop])
-            asyncio.get_running_loop().call_soon(up.set)
+            up.set()
             await listen(create_app(service, settings), settings, bound, stop)
             await service.close(settings.drain_seconds)
 

@@ -219,3 +219,11 @@ def test_any_model_name_is_echoed_unless_the_server_is_strict(serve):
     status, fault = error(server, json={"messages": [USER], "model": "claude"})
     assert (status, fault["code"]) == (404, "model_not_found")
     assert read(dataclasses.replace(Settings()), model="claude").model == "claude"
+
+
+def test_an_effort_that_the_context_has_no_room_for_is_lowered_and_reported(serve):
+    server, request = serve(effort_profile="preview"), {"messages": [USER], "reasoning_effort": "max"}
+    assert server.post(json=request).headers["x-ds4mlx-effort"] == "high"
+    with server.client.stream("POST", "/v1/chat/completions", json=request | {"stream": True}) as answer:
+        assert answer.headers["x-ds4mlx-effort"] == "high" and answer.read()
+    assert "x-ds4mlx-effort" not in server.post(json=request | {"reasoning_effort": "high"}).headers

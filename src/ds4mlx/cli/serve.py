@@ -95,6 +95,7 @@ async def serve(settings: "Settings") -> int:
         loop.add_signal_handler(number, _stop, told)
     for line in describe(service):
         print(line, file=sys.stderr)
+    bound.listen()  # from here on a client may connect; it is answered a moment later
     print(f"listening on {url(bound)}", flush=True)
     await _until_told(listen, (create_app(service, settings), settings, bound), service, told)
     return 0

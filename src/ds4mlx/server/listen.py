@@ -66,6 +66,7 @@ async def listen(app: Starlette, settings: Settings, bound: socket.socket, stop:
     config.graceful_timeout = 10.0
     config.h11_max_incomplete_size = 64 << 10
     config.include_server_header = False
+    logging.getLogger("hypercorn.error").setLevel(logging.WARNING)  # the caller tells where the server is
     config.errorlog = logging.getLogger("hypercorn.error")
     config.accesslog = logging.getLogger("hypercorn.access") if settings.access_log else None
     await serve(app, config, shutdown_trigger=stop.wait)

@@ -41,13 +41,14 @@ async def chat_completions(request: Request) -> Response:
                      request.state.request_id)
     answer = await service.run(chat.turn)
     head = _Head(chat.model, f"ds4mlx-{service.info.fingerprint[:8]}")
+    headers = {"x-ds4mlx-effort": answer.lowered_effort} if answer.lowered_effort else {}
     if chat.stream:
         writer = ChunkWriter(chat, head, settings.reasoning_field)
-        return EventStream(answer, writer, keepalive_s=settings.sse_keepalive_seconds,
+        return EventStream(answer, writer, headers, keepalive_s=settings.sse_keepalive_seconds,
                            stall_s=settings.send_stall_timeout)
     events = await whole(answer, request.receive)
-    return Line(completion(head, events, chat.turn.logprobs, settings.reasoning_field), headers={
-        "x-ds4mlx-cache-source": answer.source, "x-ds4mlx-cached-tokens": str(answer.cached_tokens)})
+    headers |= {"x-ds4mlx-cache-source": answer.source, "x-ds4mlx-cached-tokens": str(answer.cached_tokens)}
+    return Line(completion(head, events, chat.turn.logprobs, settings.reasoning_field), headers=headers)
 
 
 routes = [Route("/v1/chat/completions", chat_completions, methods=["POST"])]

@@ -37,8 +37,9 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, answer: Answer, writer: Writer, *, keepalive_s: float, stall_s: float) -> None:
-        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
+    def __init__(self, answer: Answer, writer: Writer, headers: dict[str, str], *, keepalive_s: float,
+                 stall_s: float) -> None:
+        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no", **headers})
         del self.headers["content-length"]
         self.answer, self.writer, self.keepalive_s, self.stall_s = answer, writer, keepalive_s, stall_s
 

@@ -56,14 +56,14 @@ class Service:
         """The turn's events. Whatever can be known beforehand is raised here, before there is a stream: BadRequest."""
         loop = asyncio.get_running_loop()
         self._check_bias(turn)
-        conversation = self._with_effort(canonical(turn.conversation))
+        conversation, lowered = self._with_effort(canonical(turn.conversation))
         prompt, thinking = await loop.run_in_executor(self._pool, self._encode, conversation)
         self._check_length(len(prompt), turn)
         wanted = self.settings.tokens if turn.max_tokens is None else turn.max_tokens
         answer = Answer(replace(turn, conversation=conversation), prompt, thinking,
                         min(wanted, self.context - len(prompt)), tokenizer=self.tokenizer,
                         scheduler=self.scheduler, mailbox=Mailbox(loop),
-                        stall_timeout_s=self.settings.send_stall_timeout)
+                        stall_timeout_s=self.settings.send_stall_timeout, lowered_effort=lowered)
         self.scheduler.submit(answer)
         return answer
 
@@ -86,18 +86,20 @@ class Service:
         prompt = render(conversation, effort_profile=self.effort_profile, layout=self.settings.prompt_layout)
         return self.tokenizer.encode(prompt.segments), prompt.thinking
 
-    def _with_effort(self, conversation: Conversation) -> Conversation:
-        """The conversation with its effort decided, and its tools in the order the settings want."""
+    def _with_effort(self, conversation: Conversation) -> tuple[Conversation, Effort | None]:
+        """The conversation with its effort decided and its tools in the order the settings want; the effort again if
+        it is lower than asked for."""
         wanted = conversation.effort or self.settings.default_effort or DEFAULT_EFFORT[self.effort_profile]
         effort: Effort = gate_effort(wanted, self.effort_profile, self.context, self.settings.think_max_min_ctx)
-        if effort != wanted and not self._warned_of_effort:
+        if effort != wanted and conversation.thinking and not self._warned_of_effort:
             self._warned_of_effort = True
             log.warning("reasoning effort %s needs a larger context than %d tokens; using %s", wanted,
                         self.context, effort)
         tools = conversation.tools
         if self.settings.sort_tools:
             tools = tuple(sorted(tools, key=lambda tool: tool.name))
-        return replace(conversation, effort=effort, tools=tools)
+        lowered = effort if effort != wanted and conversation.thinking else None
+        return replace(conversation, effort=effort, tools=tools), lowered
 
     def _check_length(self, prompt_tokens: int, turn: Turn) -> None:
         context = self.context

@@ -9,7 +9,7 @@ from collections import deque
 from dataclasses import dataclass, replace
 
 from ds4mlx.chat.events import Event, Finish, Progress, TextDelta, TokenLogprob, ToolBlockStart, ToolCallEnd, Usage
-from ds4mlx.chat.messages import Conversation
+from ds4mlx.chat.messages import Conversation, Effort
 from ds4mlx.chat.stream import AnswerStream
 from ds4mlx.chat.syntax.base import Region
 from ds4mlx.engine.protocol import Sampling, Step
@@ -49,9 +49,11 @@ class Answer:
     """
 
     def __init__(self, turn: Turn, prompt: list[int], thinking: bool, max_tokens: int, *, tokenizer: Tokenizer,
-                 scheduler: Scheduler, mailbox: Mailbox, stall_timeout_s: float) -> None:
+                 scheduler: Scheduler, mailbox: Mailbox, stall_timeout_s: float,
+                 lowered_effort: Effort | None = None) -> None:
         self.turn, self.prompt, self.max_tokens = turn, prompt, max_tokens
         self.thinking = thinking
+        self.lowered_effort = lowered_effort  # what the effort became that the context has no room for
         self.source: Source = "none"
         self.cached_tokens = 0
         self._tokenizer, self._scheduler, self._mailbox = tokenizer, scheduler, mailbox

@@ -1,0 +1,108 @@
+"""What HTTP streaming costs: tokens per second through the server against the bare engine loop, same model and prompt.
+
+    python tests/bench/server_overhead.py [--model tiny] [--engine mlx] [--tokens 400] [--rounds 5]
+
+Both run in this process, by turns, each on an engine of its own; the client is another process, as clients are. Rates
+are tokens over the whole time, prompt and connection included. Prints a line per round and the ratio of the medians;
+exits 3 below --at-least.
+"""
+import argparse
+import asyncio
+import json
+import socket
+import statistics
+import sys
+import time
+from argparse import Namespace
+from dataclasses import replace
+
+from ds4mlx.cli.model import resolve_model
+from ds4mlx.config import Settings
+from ds4mlx.engine.open import open_engine
+from ds4mlx.engine.protocol import Engine, Row, Sampling
+from ds4mlx.server.app import create_app
+from ds4mlx.server.listen import bind, listen
+from ds4mlx.service.service import Service, open_service
+
+def body(prompt: str, tokens: int) -> bytes:
+    return json.dumps({"messages": [{"role": "user", "content": prompt}], "thinking": False, "temperature": 0,
+                       "max_tokens": tokens, "stream": True, "stream_options": {"include_usage": True}}).encode()
+
+
+def bare_rate(engine: Engine, prompt: list[int], tokens: int, eos: int) -> float:
+    """Tokens per second of a loop that does nothing but prefill and decode."""
+    began = time.perf_counter()
+    session, sampling, generated = engine.open(len(prompt) + tokens), Sampling(temperature=0.0), []
+    engine.prefill(session, prompt)
+    while len(generated) < tokens and eos not in generated[-1:]:
+        row = Row(session, sampling, generated[-1] if generated else None, generated)
+        generated += [step.token for step in engine.decode([row])[0]]
+    session.close()
+    return len(generated) / (time.perf_counter() - began)
+
+
+def client(port: int, prompt: str, tokens: int) -> float:
+    """Tokens per second that a streaming client sees, from sending the request to the end of the answer."""
+    content = body(prompt, tokens)
+    with socket.create_connection(("127.0.0.1", port), timeout=600) as connection:
+        began = time.perf_counter()
+        connection.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+                           b"Content-Length: %d\r\n\r\n" % len(content) + content)
+        lines = list(connection.makefile("rb"))
+        elapsed_s = time.perf_counter() - began
+    usage = next(json.loads(line[6:])["usage"] for line in lines if b'"completion_tokens":' in line)
+    return usage["completion_tokens"] / elapsed_s
+
+
+async def served_rate(port: int, prompt: str, tokens: int) -> float:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, __file__, "--client", str(port), "--prompt", prompt, "--tokens", str(tokens),
+        stdout=asyncio.subprocess.PIPE)
+    out, _ = await process.communicate()
+    return float(out)
+
+
+async def measure(options: Namespace, settings: Settings) -> float:
+    """The ratio of the medians."""
+    service: Service = open_service(settings)
+    await service.start()
+    bound, stop = bind(settings), asyncio.Event()
+    port = bound.getsockname()[1]
+    serving = asyncio.create_task(listen(create_app(service, settings), settings, bound, stop))
+    engine = open_engine(settings)
+    served, bare = [], []
+    for number in range(options.rounds):
+        prompt = f"{number} {options.prompt}"  # a new one each time: a repeated prompt would be reused
+        ids = service.tokenizer.encode_literal(prompt)
+        bare.append(bare_rate(engine, ids, options.tokens, service.tokenizer.eos))
+        served.append(await served_rate(port, prompt, options.tokens))
+        print(f"bare loop {bare[-1]:8.1f} t/s   through HTTP {served[-1]:8.1f} t/s", flush=True)
+    engine.close()
+    stop.set()
+    await serving
+    await service.close(10)
+    ratio = statistics.median(served) / statistics.median(bare)
+    print(f"{service.info.name}, {service.info.backend}: {100 * ratio:.1f} % of the bare loop")
+    return ratio
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default="tiny")
+    parser.add_argument("--engine", default="mlx")
+    parser.add_argument("--prompt", default="Tell me about the sea.")
+    parser.add_argument("--tokens", type=int, default=400)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--at-least", type=float, default=0.0, help="ratio below which to exit with 3")
+    parser.add_argument("--client", type=int, metavar="PORT", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.client:
+        print(client(options.client, options.prompt, options.tokens))
+        return 0
+    settings = Settings.load("serve", {"model": options.model, "engine": options.engine, "port": 0})
+    settings = replace(settings, model=resolve_model(settings))
+    return 0 if asyncio.run(measure(options, settings)) >= options.at_least else 3
+
+
+if __name__ == "__main__":
+    sys.exit(main())
