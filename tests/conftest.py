@@ -20,3 +20,10 @@ def v4_tokenizer_json() -> Path:
 def v4_tokenizer(v4_tokenizer_json):
     from ds4mlx.text.tokenizer import Tokenizer
     return Tokenizer.from_json(v4_tokenizer_json)
+
+
+@pytest.fixture(scope="session")
+def units():
+    """Known answers of single operations, from an independent implementation (tests/oracle)."""
+    from safetensors.numpy import load_file
+    return load_file(Path(__file__).parent / "oracle" / "units.safetensors")

@@ -50,3 +50,8 @@ def expected():
     """What an independent implementation computed (tests/oracle/README.md)."""
     with np.load(ORACLE / "expected.npz") as data:
         return dict(data)
+
+
+@pytest.fixture
+def rng():
+    return np.random.default_rng(7)

@@ -1,20 +1,11 @@
-from pathlib import Path
-
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
 
 from ds4mlx import ops
 from ds4mlx.gguf.blocks import row_bytes
 
 # Where the half-precision scales of a block lie: bytes of a block, offset of each scale's high byte.
 SCALES = {"Q8_0": (34, [1]), "Q2_K": (84, [81, 83]), "Q4_K": (144, [1, 3]), "IQ2_XXS": (66, [1])}
-
-
-@pytest.fixture(scope="session")
-def units():
-    """Known answers of single operations, from an independent implementation (tests/oracle)."""
-    return load_file(Path(__file__).parents[1] / "oracle" / "units.safetensors")
 
 
 @pytest.fixture

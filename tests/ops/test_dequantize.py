@@ -14,6 +14,11 @@ def test_the_device_decodes_what_numpy_decodes(kind, random_blocks):
     np.testing.assert_array_equal(np.array(ops.dequantize(mx.array(raw), kind)), dequantize(raw, kind))
 
 
+def test_every_exponent_of_mxfp4():
+    raw = np.arange(256, dtype=np.uint8)[:, None].repeat(17, axis=1)
+    np.testing.assert_array_equal(np.array(ops.dequantize(mx.array(raw), "MXFP4")), dequantize(raw, "MXFP4"))
+
+
 def test_an_unknown_type_is_named():
     with pytest.raises(ValueError, match="no decoder for Q3_K"):
         ops.dequantize(mx.zeros((1, 110), mx.uint8), "Q3_K")

@@ -98,10 +98,10 @@ def _iq2_xxs(blocks: mx.array) -> mx.array:
 def _mxfp4(blocks: mx.array) -> mx.array:
     b = _split(blocks, 17)
     codes = mx.concatenate([b[..., 1:] & 15, b[..., 1:] >> 4], axis=-1)
-    # 2^(e-127) from its bits; e = 0 is the subnormal 2^-127.
+    # 2^(e - 128) from its bits, and the other half with the codes: e = 255 alone is past float32.
     e = b[..., :1].astype(mx.uint32)
-    scale = mx.where(e == 0, mx.array(0x00400000, mx.uint32), e << 23).view(mx.float32)
-    return _flat(mx.array(E2M1)[codes] * scale, blocks.ndim)
+    half = mx.where(e > 1, (mx.maximum(e, 1) - 1) << 23, mx.where(e > 0, 0x00400000, 0x00200000)).astype(mx.uint32)
+    return _flat(mx.array(2 * E2M1)[codes] * half.view(mx.float32), blocks.ndim)
 
 
 _DECODERS = {"F32": _f32, "F16": _f16, "BF16": _bf16, "Q8_0": _q8_0, "Q2_K": _q2_k, "Q4_K": _q4_k,

@@ -1,0 +1,60 @@
+import mlx.core as mx
+import numpy as np
+import pytest
+from oracle.weights import CONFIG
+
+from ds4mlx.errors import CheckpointError
+from ds4mlx.models.deepseek_v4 import schema
+from ds4mlx.models.deepseek_v4.config import FLASH, Config
+from ds4mlx.models.deepseek_v4.state import Rows
+
+TINY = Config.from_official(CONFIG)
+
+
+def test_rows_keep_what_was_appended_while_the_buffer_grows(rng):
+    rows, all_of_them = Rows(4, mx.float32), rng.normal(size=(1000, 4)).astype(np.float32)
+    for start in range(0, 1000, 37):
+        rows.append(mx.array(all_of_them[start:start + 37]))
+    np.testing.assert_array_equal(np.array(rows.view()), all_of_them)
+
+
+def test_rows_cut_back_are_written_over_and_earlier_views_stay(rng):
+    rows = Rows(4, mx.float32)
+    rows.append(mx.ones((10, 4)))
+    view = rows.view()
+    rows.count = 6
+    rows.append(mx.zeros((2, 4)))
+    assert mx.array_equal(view, mx.ones((10, 4))) and rows.view().sum().item() == 24 and rows.count == 8
+
+
+@pytest.mark.parametrize("tokens, size", [(102_400, 0.710e9), (1_048_576, 7.220e9)])
+def test_size_of_a_flash_state_in_half_precision(tokens, size):
+    frontiers = 11_479_040 + 129_280 * 4 + tokens * 4 + 21 * 2 * 4 * 4 * (512 + 128)
+    assert schema.session_bytes(FLASH, tokens, 2) == pytest.approx(size, abs=frontiers)
+
+
+@pytest.mark.parametrize("tokens", [0, 3, 4, 7, 8, 127, 128, 130])
+def test_a_frontier_comes_back_from_its_stored_shape(tokens, rng):
+    held = (4 if tokens >= 4 else 0) + tokens % 4
+    a = rng.normal(size=(held, 16)).astype(np.float32)
+    stored = schema.pack_frontier(a, tokens, 4, 8, -np.inf)
+    back = schema.unpack_frontier(stored, tokens, 4)
+    assert stored.shape == (8, 16) and back.shape == a.shape
+    np.testing.assert_array_equal(back[:, :8], a[:, :8])
+    np.testing.assert_array_equal(back[held - tokens % 4:], a[held - tokens % 4:])
+
+
+@pytest.mark.parametrize("damage, complaint", [
+    (lambda s: s.pop("tokens"), "no list of tokens"),
+    (lambda s: s.pop("L2.comp"), "L2.comp"),
+    (lambda s: s.update({"L0.raw": s["L0.raw"][:, :5]}), r"L0.raw is float32 \[9, 5\], need float32 \[9, 128\]"),
+    (lambda s: s.update({"L0.raw": s["L0.raw"].astype(np.float16)}), "L0.raw is float16"),
+    (lambda s: s["tokens"].fill(512), "token 512, vocabulary has 512"),
+])
+def test_arrays_that_are_not_a_state_of_this_model_are_refused(damage, complaint):
+    state = {name: np.zeros(a.shape, np.uint32 if name == "tokens" else np.float32)
+             for name, a in schema.arrays(TINY, 9).items()}
+    assert schema.check(TINY, state, np.dtype(np.float32)) == 9
+    damage(state)
+    with pytest.raises(CheckpointError, match=complaint):
+        schema.check(TINY, state, np.dtype(np.float32))

@@ -1,0 +1,75 @@
+"""The engine on a file of Flash's full shape, against what ds4 itself answers on it.
+
+    python -m pytest -m slow tests/slow          about 15 minutes on two cores, 3.4 GiB of disk, 12 GB of memory
+
+Random weights amplify rounding: ds4 rounds activations to 8 bits, and its CPU and CUDA engines share 7 of 20 tokens on
+`hello`, and 18 of 20 with a median difference of 0.11 on `italian_175`. A wrong engine shares none of 129 280.
+"""
+import json
+import resource
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ds4mlx.chat.dialects.deepseek_v4 import render
+from ds4mlx.chat.messages import Conversation, Message, TextPart
+from ds4mlx.config import Settings
+from ds4mlx.engine.mlx_engine import open_mlx
+from ds4mlx.gguf.reader import GGUF
+from ds4mlx.text.tokenizer import Tokenizer
+
+pytestmark = pytest.mark.slow
+DS4 = Path(__file__).parents[1] / "data" / "ds4"
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory, v4_tokenizer_json):
+    from slow.full_shape import write
+    path = tmp_path_factory.mktemp("full") / "flash.gguf"
+    write(path, v4_tokenizer_json)
+    yield path
+    path.unlink()
+
+
+@pytest.fixture(scope="module")
+def logits(path):
+    """logits(user text): of the first token of the answer, non-thinking, behind ds4's own system text."""
+    engine = open_mlx(Settings(ctx=2048), path)
+    with GGUF.open(path) as file:
+        tokenizer = Tokenizer.from_gguf(file.metadata)
+
+    def of(text):
+        messages = (Message("system", (TextPart("You are a helpful assistant"),)), Message("user", (TextPart(text),)))
+        prompt = render(Conversation(messages, thinking=False), effort_profile="preview")
+        session = engine.open(2048)
+        engine.prefill(session, tokenizer.encode(prompt.segments))
+        return session.logits()
+    yield of
+    engine.close()
+
+
+def compare(logits, name):
+    """How many of ds4's top 20 are in our top 40, the median difference on those, and both first tokens."""
+    top = json.loads((DS4 / f"{name}.json").read_text())["steps"][0]["top_logprobs"][:20]
+    ours = np.argsort(-logits)[:40].tolist()
+    shared = [entry for entry in top if entry["token"]["id"] in ours]
+    median = np.median([abs(entry["logit"] - logits[entry["token"]["id"]]) for entry in shared])
+    print(f"\n{name}: {len(shared)} of ds4's top 20, median difference {median:.3f}", file=sys.stderr)
+    return len(shared), median, top[0]["token"]["id"], ours[0]
+
+
+def test_a_short_prompt_is_as_near_to_ds4_as_its_own_engines_are(logits):
+    shared, *_ = compare(logits("Hello world"), "hello")
+    assert shared >= 7
+
+
+def test_a_longer_prompt_is_as_near_to_ds4_as_its_own_engines_are(logits):
+    shared, median, theirs, ours = compare(logits((DS4 / "italian_175.txt").read_text()), "italian_175")
+    assert shared >= 18 and median <= 0.12 and theirs == ours
+
+
+def test_resident_memory_stays_under_12_gb(logits):
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    assert peak < 12e9
