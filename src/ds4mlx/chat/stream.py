@@ -28,12 +28,13 @@ _CHUNK = 4096  # characters read at a time: block readers copy what is left of a
 class _OpenBlock:
     """A block being read, and what becomes of it if it is none."""
 
-    def __init__(self, reader: ToolBlock, *, canonical: bool, tentative: bool, raw: list[str]) -> None:
+    def __init__(self, reader: ToolBlock, *, canonical: bool, tentative: bool, breaker: str,
+                 raw: list[str]) -> None:
         self.reader = reader
         self.canonical = canonical
         self.tentative = tentative
+        self.breaker = breaker                # a mark that cannot be in this block
         self.raw = raw                        # its text with the white space before it
-        self.events: list[ParserEvent] = []   # of a tentative block, kept until it is complete
 
 
 class AnswerStream:
@@ -173,20 +174,23 @@ class AnswerStream:
                 return
             self._emit([ToolBlockStart()])
         reader = self._syntax.open_block(start, self._tools if tentative else None)
-        self._block = _OpenBlock(reader, canonical=canonical, tentative=tentative, raw=[blanks, start])
+        breaker = ""
+        if self._in_reasoning:
+            breaker = _THINK_CLOSE_MARK
+        elif spelled(start) == start:  # a block spelled in characters has no control tokens, but one may follow it
+            breaker = self._syntax.mark
+        self._block = _OpenBlock(reader, canonical=canonical, tentative=tentative, breaker=breaker, raw=[blanks, start])
 
     def _read_block(self, block: _OpenBlock, text: str) -> str:
         if block.reader.state is BlockState.COMPLETE:  # inside reasoning: only the end of the answer makes it count
             rest = text.lstrip(BLANKS)
             block.raw.append(text[:len(text) - len(rest)])
             return self._give_up(block) + rest if rest else ""
-        end = text.find(_THINK_CLOSE_MARK) if self._in_reasoning else -1
+        end = text.find(block.breaker) if block.breaker else -1
         readable = text if end < 0 else text[:end]
         used = block.reader.feed(readable)
         block.raw.append(readable[:used])
-        if block.tentative:
-            block.events += block.reader.take_events()
-        else:
+        if not block.tentative:
             self._emit(block.reader.take_events())
             self._forget_raw(block)
         if block.reader.state is BlockState.OPEN and end >= 0:
@@ -213,7 +217,7 @@ class AnswerStream:
     def _give_up(self, block: _OpenBlock) -> str:
         """A tentative block is none. Shows it, and returns its end that has to be read again: a marker may be in it."""
         self._block = None
-        text, tag = "".join(block.raw), block.reader.failed_tag
+        text, tag = "".join(block.raw), block.reader.unfinished
         kept = text[:len(text) - len(tag)].rstrip(BLANKS)
         self._show(kept)
         return text[len(kept):]
@@ -223,7 +227,7 @@ class AnswerStream:
             self._flush_stops()
             if self.done:
                 return
-            self._emit([ToolBlockStart(), *block.events])
+            self._emit([ToolBlockStart(), *block.reader.take_events()])
         self.exact_block = block.canonical
         self._emit([ToolBlockEnd()])
         self._end("tool_calls")
@@ -240,7 +244,7 @@ class AnswerStream:
             self._show("".join(block.raw))
 
     def _break_off(self, block: _OpenBlock, reason: EndReason) -> None:
-        """A streamed block ends before its closing tag: complete calls stand, text goes back, half a call is an error."""
+        """A streamed block ends early: its complete calls stand, mere text goes back, half a call alone is an error."""
         self.open_call = block.reader.open_call
         if block.reader.complete_calls:
             self._emit([ToolBlockEnd()])

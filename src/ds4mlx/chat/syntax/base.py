@@ -38,7 +38,7 @@ class ToolBlock(Protocol):
     """One tool block while it is read, from right after its start marker."""
     region: Region
     state: BlockState
-    failed_tag: str         # once MALFORMED: blanks and tag that broke it, to the last character read
+    unfinished: str         # the end of what was read: blanks and tag that broke the block or are not complete yet
     complete_calls: int
     open_call: int | None   # index of the call whose end has not been read
 
@@ -57,6 +57,7 @@ class ToolBlock(Protocol):
 
 class ToolSyntax(Protocol):
     """How one model family writes tool calls."""
+    mark: str                  # of the control token in the tags of a canonical block
     canonical_start: str       # the marker that the model was trained on: its block is streamed as it comes
     starts: Collection[str]    # every accepted marker; a block behind another one counts only once it is complete
 

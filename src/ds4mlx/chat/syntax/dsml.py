@@ -25,6 +25,8 @@ _SPELLINGS = (
 class Dsml:
     """The syntax as `syntax.base.ToolSyntax` asks for it."""
 
+    mark = _CONTROL
+
     def __init__(self) -> None:
         self._mark_of = {f"<{spelling}tool_calls>": spelling for spelling in _SPELLINGS}
         self.starts = tuple(self._mark_of)

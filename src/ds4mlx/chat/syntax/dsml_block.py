@@ -37,14 +37,17 @@ class DsmlBlock:
         self._fragments: list[str] = []
         self._events: list[ParserEvent] = []
         self._calls = 0                   # headers read
-        self._structure_tokens = 0        # since the last step forward
+        self._structure_tokens = -1       # since the one that ended a tag, which counts as none
         self.state = BlockState.OPEN
-        self.failed_tag = ""
         self.complete_calls = 0
 
     @property
     def open_call(self) -> int | None:
         return self._calls - 1 if self._calls > self.complete_calls else None
+
+    @property
+    def unfinished(self) -> str:
+        return self._tags.text + self._tail
 
     @property
     def region(self) -> Region:
@@ -63,7 +66,7 @@ class DsmlBlock:
     def end_token(self) -> None:
         self._structure_tokens = self._structure_tokens + 1 if self.region is Region.STRUCTURE else 0
         if self._structure_tokens > MAX_STRUCTURE_TOKENS:
-            self._fail(self._tags)
+            self.state = BlockState.MALFORMED
 
     def take_events(self) -> list[ParserEvent]:
         self._flush_fragments()
@@ -80,12 +83,11 @@ class DsmlBlock:
         reader = self._tags
         position = reader.feed(text, position, heads)
         if reader.tag is not None:
-            self._tags = TagReader()
-            self._structure_tokens = 0
-            if not self._apply(reader.tag):
-                self._fail(reader)
-        elif reader.failed:
-            self._fail(reader)
+            self._structure_tokens = -1
+            accepted = self._apply(reader.tag)
+            self._tags = TagReader() if accepted else reader
+        if reader.failed or self._tags.tag is not None:
+            self.state = BlockState.MALFORMED
         return position
 
     def _read_body(self, text: str, position: int) -> int:
@@ -171,7 +173,7 @@ class DsmlBlock:
     def _end_parameter(self) -> None:
         if self._muted == len(self._objects):
             self._muted = 0
-        self._tail, self._read = "", self._read_tag
+        self._tail, self._read, self._structure_tokens = "", self._read_tag, -1
 
     def _open_object(self) -> None:
         self._emit("{")
@@ -189,7 +191,3 @@ class DsmlBlock:
         if self._fragments:
             self._events.append(ToolArgsDelta(self._calls - 1, "".join(self._fragments)))
             self._fragments = []
-
-    def _fail(self, reader: TagReader) -> None:
-        self.state = BlockState.MALFORMED
-        self.failed_tag = reader.text

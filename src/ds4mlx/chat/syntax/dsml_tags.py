@@ -9,8 +9,8 @@ MAX_TAG = 4096  # characters; names are far shorter, and a tag without end shoul
 _NOT_BLANK = re.compile(f"[^{BLANKS}]")
 _NOTABLE = re.compile("[<>\"'“”‘’]")
 _CLOSES = {'"': '"', "'": "'", "“": "“”", "”": "“”", "‘": "‘’", "’": "‘’"}  # opening quote -> what may end it
-_ATTRIBUTE = re.compile(
-    r"""[ \t\n\r\f\v]+([a-zA-Z_]+)[ \t\n\r\f\v]*=[ \t\n\r\f\v]*("[^"]*"|'[^']*'|[“”][^“”]*[“”]|[‘’][^‘’]*[‘’])""")
+_QUOTED = """"[^"]*"|'[^']*'|[“”][^“”]*[“”]|[‘’][^‘’]*[‘’]"""
+_ATTRIBUTE = re.compile(rf"[{BLANKS}]+([\w.:-]+)[{BLANKS}]*=[{BLANKS}]*({_QUOTED})")
 _ENTITY = re.compile("&(?:amp|lt|gt|quot|apos);")
 _PARTIAL_ENTITY = re.compile(r"&(?:a|am|amp|ap|apo|apos|l|lt|g|gt|q|qu|quo|quot)?\Z")
 _CHARACTERS = {"&amp;": "&", "&lt;": "<", "&gt;": ">", "&quot;": '"', "&apos;": "'"}
