@@ -59,6 +59,16 @@ def test_a_wrong_method_names_the_right_one(server):
     assert answer.json()["error"]["code"] == "method_not_allowed"
 
 
+def test_headers_over_64_kib_are_refused(server):
+    assert server.client.get("/health", headers={"x": "a" * (64 << 10)}).status_code == 431
+
+
+def test_a_refused_request_leaves_its_connection_usable(server):
+    for _ in range(20):  # refused before the body was read, over one connection
+        assert server.post("/v1/nothing", content=b"x" * 200_000).status_code == 404
+    assert server.chat()["choices"]
+
+
 @pytest.mark.parametrize("host, status", [
     ("localhost", 200), ("LOCALHOST:8000", 200), ("127.0.0.1:1", 200), ("[::1]:8000", 200), ("my.box", 200),
     ("evil.example", 403), ("localhost.evil.example:80", 403), ("[::1", 200)])

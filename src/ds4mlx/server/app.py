@@ -1,4 +1,5 @@
 """The web application: routes of all APIs, and what holds for every request before and after them."""
+import asyncio
 import hmac
 import ipaddress
 import logging
@@ -22,6 +23,8 @@ from ds4mlx.service.service import Service
 log = logging.getLogger(__name__)
 
 ROUTES = [*openai_chat.routes, *admin.routes]
+DISCARD_S = 1.0
+MAX_HEADER_BYTES = 64 << 10
 OPEN_PATHS = frozenset({"/", "/health", "/healthz", "/v1/health"})
 CORS_HEADERS = {"access-control-allow-origin": "*", "access-control-allow-methods": "GET, POST, DELETE, OPTIONS",
                 "access-control-expose-headers": "x-request-id, x-ds4mlx-cache-source"}
@@ -52,6 +55,7 @@ class Gate:
         scope["path"] = path = scope["path"].rstrip("/") or "/"
         fault: BadRequest | None = None
         try:
+            _guard_size(scope)
             self._guard_host(scope)
             if scope["method"] == "OPTIONS":
                 await Response(status_code=204)(scope, body, reply)
@@ -111,12 +115,21 @@ class _Body:
             self.pending = False
         return message
 
+    async def discard(self) -> None:
+        """Read what is still coming, for a moment: a client that is sending does not look for an answer."""
+        try:
+            async with asyncio.timeout(DISCARD_S):
+                while self.pending:
+                    await self()
+        except TimeoutError:
+            pass
+
 
 class _Reply:
     """`send` that adds headers and remembers whether the response has begun.
 
-    A response to a request that was not read to its end is the connection's last, and must say so, or the client
-    would send its next request into a closed connection.
+    A request that is refused before it was read to its end is read first. If it is too long for that, the response is
+    the connection's last and says so, or the client would send its next request into a closed connection.
     """
 
     def __init__(self, send: Send, headers: dict[str, str], body: _Body) -> None:
@@ -125,6 +138,7 @@ class _Reply:
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.started = True
+            await self.body.discard()
             headers = MutableHeaders(scope=message)
             headers.update(self.headers)
             if self.body.pending and not self.body.shares_connection:
@@ -147,6 +161,12 @@ async def _http_error(request: Request, error: HTTPException) -> Response:
     else:
         hint = "known are " + ", ".join(sorted({f"{route.path}" for route in ROUTES}))
     return error_response(path, BadRequest(f"nothing at {path}; {hint}", code="not_found", status=404))
+
+
+def _guard_size(scope: Scope) -> None:
+    size = sum(len(name) + len(value) for name, value in scope["headers"])
+    if size > MAX_HEADER_BYTES:
+        raise BadRequest(f"the headers have {size} bytes, {MAX_HEADER_BYTES} are allowed", status=431)
 
 
 def _hostname(host: str) -> str:
