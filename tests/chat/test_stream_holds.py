@@ -69,6 +69,11 @@ def test_the_separator_before_a_block_is_never_shown():
     assert events == [TextDelta("Look"), TextDelta("."), ToolBlockStart()]
 
 
+@pytest.mark.parametrize("space", ["\u3000", "\u00a0", "\u2028", "\x1c"])
+def test_other_white_space_before_a_block_is_text(space):
+    assert push(stream(), "a" + space + "\n<", Control(DSML), "tool_calls>")[0] == TextDelta("a" + space)
+
+
 def test_white_space_is_shown_when_text_follows_it():
     answer = stream()
     assert push(answer, "a\n") == [TextDelta("a")]
