@@ -10,6 +10,7 @@ from ds4mlx.models.deepseek_v4 import schema
 from ds4mlx.models.deepseek_v4.config import Config
 from ds4mlx.models.deepseek_v4.names import expected_tensors
 from ds4mlx.models.deepseek_v4.weights import SPARSE
+from ds4mlx.ops import device
 
 SHARE = 0.85  # of what the device recommends: the rest is the system's and the client's
 
@@ -23,9 +24,9 @@ def limit_bytes(limit_gb: float | None) -> int:
 
 
 def weights_bytes(file: GGUF, config: Config) -> int:
-    """Bytes of weights in memory. Tensors that share bytes count once. Where the device cannot adopt the mapped file,
-    experts and embedding stay in it: the system drops their pages when it needs them, so they do not count."""
-    mapped = () if mx.metal.is_available() else SPARSE
+    """Bytes of weights in memory. Tensors that share bytes count once. On the CPU experts and embedding stay in the
+    mapped file: the system drops their pages when it needs them, so they do not count."""
+    mapped = SPARSE if device() == "cpu" else ()
     spans = {}
     for name, expected in expected_tensors(config).items():
         if expected.path.rsplit(".", 1)[-1] not in mapped:

@@ -12,9 +12,9 @@ from ds4mlx.models.deepseek_v4.config import Config
 from ds4mlx.models.deepseek_v4.graph import Model
 from ds4mlx.models.deepseek_v4.layers import Linear
 from ds4mlx.models.deepseek_v4.state import RoundingKind
-from ds4mlx.ops import Blocks
+from ds4mlx.ops import Blocks, device
 
-# Stacks of which a chunk touches little: they stay in the mapped file where the device cannot adopt the mapping.
+# Stacks of which a chunk touches little: on the CPU they stay in the mapped file.
 SPARSE = ("embed", "experts_w1", "experts_w2", "experts_w3")
 METAL_PAGE = 16384
 
@@ -52,11 +52,12 @@ def _owner(model: nn.Module, path: str) -> tuple[nn.Module, str]:
 
 
 def _raw(file: GGUF, name: str, sparse: bool) -> mx.array | np.ndarray:
-    """The tensor's bytes: adopted on Metal without a copy; elsewhere copied, or left in the mapping if sparse."""
+    """The tensor's bytes: adopted on Metal without a copy; elsewhere copied, but left in the mapping if sparse on the
+    CPU, where only the experts that a chunk selects are then ever read."""
     raw = file.raw(name)
-    if mx.metal.is_available():
+    if device() == "metal":
         return _adopt(raw, file.map)
-    return raw if sparse else mx.array(raw)
+    return raw if sparse and device() == "cpu" else mx.array(raw)
 
 
 def _adopt(raw: np.ndarray, mapping: mmap.mmap) -> mx.array:
