@@ -3,19 +3,21 @@
     python tests/bench/server_overhead.py [--model tiny] [--engine mlx] [--tokens 400] [--rounds 5]
 
 Both run in this process, by turns, each on an engine of its own; the client is another process, as clients are. Rates
-are tokens over the whole time, prompt and connection included. Prints a line per round and the ratio of the medians;
-exits 3 below --at-least.
+are tokens over the whole time, prompt and connection included. Prints a line per round, then the ratio of the best
+rounds, because other work on the machine only ever slows one, and the processor time of a token, which such work hardly
+changes. Exits 3 when the first is below --at-least.
 """
 import argparse
 import asyncio
 import json
 import socket
-import statistics
 import sys
 import time
 from argparse import Namespace
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
+from ds4mlx.chat.dialects.deepseek_v4 import render
+from ds4mlx.chat.messages import Conversation, Message, TextPart
 from ds4mlx.cli.model import resolve_model
 from ds4mlx.config import Settings
 from ds4mlx.engine.open import open_engine
@@ -29,20 +31,31 @@ def body(prompt: str, tokens: int) -> bytes:
                        "max_tokens": tokens, "stream": True, "stream_options": {"include_usage": True}}).encode()
 
 
-def bare_rate(engine: Engine, prompt: list[int], tokens: int, eos: int) -> float:
-    """Tokens per second of a loop that does nothing but prefill and decode."""
-    began = time.perf_counter()
+@dataclass(frozen=True, slots=True)
+class Round:
+    tokens: int
+    wall_s: float
+    cpu_s: float  # of this process: engine and, where there is one, server
+
+    @property
+    def rate(self) -> float:
+        return self.tokens / self.wall_s
+
+
+def bare(engine: Engine, prompt: list[int], tokens: int, eos: int) -> Round:
+    """A loop that does nothing but prefill and decode."""
+    began, cpu = time.perf_counter(), time.process_time()
     session, sampling, generated = engine.open(len(prompt) + tokens), Sampling(temperature=0.0), []
     engine.prefill(session, prompt)
     while len(generated) < tokens and eos not in generated[-1:]:
         row = Row(session, sampling, generated[-1] if generated else None, generated)
         generated += [step.token for step in engine.decode([row])[0]]
     session.close()
-    return len(generated) / (time.perf_counter() - began)
+    return Round(len(generated), time.perf_counter() - began, time.process_time() - cpu)
 
 
-def client(port: int, prompt: str, tokens: int) -> float:
-    """Tokens per second that a streaming client sees, from sending the request to the end of the answer."""
+def client(port: int, prompt: str, tokens: int) -> tuple[int, float]:
+    """Tokens that a streaming client gets, and the seconds from sending the request to the end of the answer."""
     content = body(prompt, tokens)
     with socket.create_connection(("127.0.0.1", port), timeout=600) as connection:
         began = time.perf_counter()
@@ -51,38 +64,45 @@ def client(port: int, prompt: str, tokens: int) -> float:
         lines = list(connection.makefile("rb"))
         elapsed_s = time.perf_counter() - began
     usage = next(json.loads(line[6:])["usage"] for line in lines if b'"completion_tokens":' in line)
-    return usage["completion_tokens"] / elapsed_s
+    return usage["completion_tokens"], elapsed_s
 
 
-async def served_rate(port: int, prompt: str, tokens: int) -> float:
+async def served(port: int, prompt: str, tokens: int) -> Round:
+    cpu = time.process_time()
     process = await asyncio.create_subprocess_exec(
         sys.executable, __file__, "--client", str(port), "--prompt", prompt, "--tokens", str(tokens),
         stdout=asyncio.subprocess.PIPE)
     out, _ = await process.communicate()
-    return float(out)
+    count, elapsed_s = json.loads(out)
+    return Round(count, elapsed_s, time.process_time() - cpu)
 
 
 async def measure(options: Namespace, settings: Settings) -> float:
-    """The ratio of the medians."""
+    """The ratio of the best rounds."""
     service: Service = open_service(settings)
     await service.start()
     bound, stop = bind(settings), asyncio.Event()
     port = bound.getsockname()[1]
     serving = asyncio.create_task(listen(create_app(service, settings), settings, bound, stop))
     engine = open_engine(settings)
-    served, bare = [], []
+    rounds = []
     for number in range(options.rounds):
         prompt = f"{number} {options.prompt}"  # a new one each time: a repeated prompt would be reused
-        ids = service.tokenizer.encode_literal(prompt)
-        bare.append(bare_rate(engine, ids, options.tokens, service.tokenizer.eos))
-        served.append(await served_rate(port, prompt, options.tokens))
-        print(f"bare loop {bare[-1]:8.1f} t/s   through HTTP {served[-1]:8.1f} t/s", flush=True)
+        question = Message("user", (TextPart(prompt),))
+        segments = render(Conversation((question,), thinking=False), effort_profile=service.effort_profile).segments
+        ids, eos = service.tokenizer.encode(segments), service.tokenizer.eos
+        rounds.append((bare(engine, ids, options.tokens, eos), await served(port, prompt, options.tokens)))
+        print("bare loop {0.tokens} tokens {0.rate:8.1f} t/s   through HTTP {1.tokens} tokens {1.rate:8.1f} t/s"
+              .format(*rounds[-1]), flush=True)
     engine.close()
     stop.set()
     await serving
     await service.close(10)
-    ratio = statistics.median(served) / statistics.median(bare)
-    print(f"{service.info.name}, {service.info.backend}: {100 * ratio:.1f} % of the bare loop")
+    loop, http = zip(*rounds)
+    ratio = max(r.rate for r in http) / max(r.rate for r in loop)
+    cpu_ms = [1000 * sum(r.cpu_s for r in way) / sum(r.tokens for r in way) for way in (loop, http)]
+    print(f"{service.info.name}, {service.info.backend}: {100 * ratio:.1f} % of the bare loop's rate; "
+          f"processor time {cpu_ms[0]:.2f} ms a token, through HTTP {cpu_ms[1]:.2f} ms")
     return ratio
 
 
@@ -97,7 +117,7 @@ def main() -> int:
     parser.add_argument("--client", type=int, metavar="PORT", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.client:
-        print(client(options.client, options.prompt, options.tokens))
+        print(json.dumps(client(options.client, options.prompt, options.tokens)))
         return 0
     settings = Settings.load("serve", {"model": options.model, "engine": options.engine, "port": 0})
     settings = replace(settings, model=resolve_model(settings))
