@@ -27,3 +27,10 @@ def units():
     """Known answers of single operations, from an independent implementation (tests/oracle)."""
     from safetensors.numpy import load_file
     return load_file(Path(__file__).parent / "oracle" / "units.safetensors")
+
+
+@pytest.fixture(scope="session")
+def tiny_path(tmp_path_factory) -> Path:
+    """The built-in tiny model, built once for all tests."""
+    from ds4mlx.tiny.build import build
+    return build(tmp_path_factory.mktemp("tiny") / "tiny.gguf")
