@@ -2,6 +2,7 @@
 import json
 import socket
 import threading
+import time
 
 import pytest
 
@@ -39,11 +40,16 @@ def read_until(connection, wanted):
     return data
 
 
-def wait_idle(server):
-    """Return once no request is active or queued."""
-    with server.service.scheduler._changed:
-        assert server.service.scheduler._changed.wait_for(
-            lambda: not server.service.scheduler.active and not server.service.scheduler.queued, 10)
+def until(condition):
+    """Return once `condition` holds: for what another thread does without telling."""
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def idle(server):
+    return server.service.health.active == server.service.health.queued == 0
 
 
 def test_keepalives_come_while_the_engine_thread_is_blocked_in_prefill(serve, connect):
@@ -82,13 +88,12 @@ def test_a_client_that_leaves_frees_the_slot_and_leaves_its_prefix(serve, connec
     setattr(server.stub, phase, gate)
     client = connect(server, stream=stream)
     assert gate.reached.wait(10)
-    answer, = [server.service.scheduler._active]
+    answer = server.service.scheduler._active
     client.close()
-    while answer._why is None:  # the loop has noticed
-        threading.Event().wait(0.001)
+    until(lambda: answer.given_up)
     gate.opened.set()
-    wait_idle(server)
-    assert answer._why == "cancelled" and answer._completion_tokens <= 1
+    until(lambda: idle(server))
+    assert server.stub.slices == ([8] if phase == "before_prefill" else [8, 4])
     usage = server.chat("Hi there", max_tokens=1)["usage"]
     assert usage["prompt_tokens_details"]["cached_tokens"] == (8 if phase == "before_prefill" else 12)
 
@@ -101,11 +106,10 @@ def test_a_client_that_leaves_the_queue_is_never_computed(serve, connect):
     second = connect(server, stream=True)
     read_until(second, b'"role"')
     second.close()
-    while server.service.scheduler.queued:
-        threading.Event().wait(0.001)
+    until(lambda: not server.service.health.queued)
     gate.opened.set()
     read_until(first, b"[DONE]")
-    wait_idle(server)
+    until(lambda: idle(server))
     assert len(server.stub.slices) == 1
 
 
@@ -124,12 +128,11 @@ def test_a_full_queue_answers_429_with_retry_after(serve, connect):
 
 
 def test_a_client_that_reads_nothing_is_dropped(serve, connect):
-    # Sixty thousand tokens of 60 escaped characters each overflow the sockets' and the mailbox's buffers.
-    server = serve("x", script=None, settings={"send_stall_timeout": 0.3, "ctx": 100_000})
-    server.stub.script = lambda prompt: [ord("x") % 100 + 20] * 90_000
+    # Twenty alternatives a token make chunks of 2 kB: a few thousand of them fill the buffers of both sockets.
+    server = serve("x" * 90_000, settings={"send_stall_timeout": 0.3, "ctx": 100_000})
     client = connect(server, stream=True, logprobs=True, top_logprobs=20, max_tokens=90_000)
     read_until(client, b'"role"')
-    wait_idle(server)
+    until(lambda: idle(server))
     assert server.chat(max_tokens=1)["usage"]["completion_tokens"] == 1
 
 
@@ -144,7 +147,8 @@ def test_at_shutdown_the_active_answer_ends_and_the_queued_is_refused(serve, con
     closing.start()
     assert b"shutting_down" in read_until(queued, b"[DONE]")
     assert server.client.get("/health").status_code == 503
-    assert server.post(json={"messages": [{"role": "user", "content": "Hi"}]}).json()["error"]["code"] == "shutting_down"
+    refused = server.post(json={"messages": [{"role": "user", "content": "Hi"}]})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "shutting_down")
     gate.opened.set()
     assert b'"finish_reason":"stop"' in read_until(active, b"[DONE]")
     closing.join()

@@ -129,6 +129,17 @@ def test_an_engine_that_cannot_open_says_why():
     scheduler.close(0)
 
 
+def test_an_engine_without_progress_for_too_long_counts_as_failed(serving, ask, monkeypatch):
+    scheduler, gate = serving(), Gate()
+    scheduler.stub.before_decode = gate
+    request = ask(scheduler, [2], wait=False)
+    assert gate.reached.wait(10) and scheduler.state == "ok"
+    monkeypatch.setattr("ds4mlx.service.scheduler.STUCK_S", 0.0)
+    assert scheduler.state == "failed"
+    gate.opened.set()
+    assert request.finished.wait(10) and request.fault is None
+
+
 def test_shutdown_refuses_the_queued_and_lets_the_active_finish(serving, ask):
     scheduler, gate = serving(), Gate()
     scheduler.stub.before_decode = gate

@@ -97,24 +97,23 @@ async def serve(settings: "Settings") -> int:
         print(line, file=sys.stderr)
     bound.listen()  # from here on a client may connect; it is answered a moment later
     print(f"listening on {url(bound)}", flush=True)
-    await _until_told(listen, (create_app(service, settings), settings, bound), service, told)
-    return 0
-
-
-async def _until_told(listen, arguments, service: "Service", told: "asyncio.Event") -> None:
-    """Serve while requests are taken, and on while the active ones end."""
-    import asyncio
     closed = asyncio.Event()
-    serving = asyncio.create_task(listen(*arguments, closed))
+    serving = asyncio.create_task(listen(create_app(service, settings), settings, bound, closed))
     telling = asyncio.create_task(told.wait())
     await asyncio.wait({serving, telling}, return_when=asyncio.FIRST_COMPLETED)
     telling.cancel()
+    await _drain(service)
+    closed.set()
+    await serving
+    return 0
+
+
+async def _drain(service: "Service") -> None:
+    """Let the active request end while the server goes on sending."""
     seconds = service.settings.drain_seconds
     if service.health.active:
         print(f"stopping: the active request has {seconds:g} s to end; a second signal stops at once", file=sys.stderr)
     await service.close(seconds)
-    closed.set()
-    await serving
 
 
 def describe(service: "Service") -> list[str]:

@@ -66,7 +66,7 @@ class Chat:
 
 
 def read_chat(body: Fields, settings: Settings, request_id: str = "") -> Chat:
-    """The body's fields as README lists them; unknown ones are ignored. Raises BadRequest naming the field."""
+    """The fields that mean something here; others are ignored. Raises BadRequest naming the field at fault."""
     _refuse_unsupported(body)
     model, tools = read_model(body, settings), read_tools(body)
     thinking, effort = read_thinking(body, model, settings)

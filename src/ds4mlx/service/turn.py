@@ -97,6 +97,11 @@ class Answer:
     def cancel(self, why: str) -> None:
         self._why = self._why or why
 
+    @property
+    def given_up(self) -> bool:
+        """Nobody waits for it any more; it ends with the slice or step that is being computed."""
+        return self._why is not None
+
     # ---- on the engine thread
 
     def check(self) -> None:
@@ -166,7 +171,7 @@ class Answer:
         return TokenLogprob(step.token, self._bytes(step.token), step.logprob, top)
 
     def _with_logprobs(self, events: list[Event]) -> list[Event]:
-        """Held log-probabilities go out ahead of the text they belong to; those of a tool block's opening go nowhere."""
+        """Held log-probabilities go out ahead of their text; those of a tool block's opening go nowhere."""
         result: list[Event] = []
         for event in events:
             if isinstance(event, TextDelta):
