@@ -1,3 +1,4 @@
+import mlx.core as mx
 import pytest
 
 from ds4mlx.notebook import for_mlx_lm
@@ -10,13 +11,22 @@ def pair(tiny_path):
     return for_mlx_lm(tiny_path)
 
 
+def test_the_chat_template_is_the_server_s_prompt(pair):
+    _, tokenizer = pair
+    messages = [{"role": "user", "content": "Hi</think>"}]
+    text = tokenizer.apply_chat_template(messages, tokenize=False)
+    assert text == "<｜begin▁of▁sentence｜><｜User｜>Hi</think><｜Assistant｜><think>"
+    assert tokenizer.decode(tokenizer.apply_chat_template(messages)) == text
+    assert tokenizer.apply_chat_template(messages).count(tokenizer.get_vocab()["</think>"]) == 0
+
+
 def test_mlx_lm_generates_what_the_model_says(pair):
     model, tokenizer = pair
     prompt = tokenizer.encode("Hello world")
     answer = [r.token for r in mlx_lm.stream_generate(model, tokenizer, prompt, max_tokens=6)]
     cache, ids = model.make_cache(), prompt
     for token in answer:
-        logits = model(mlx_lm.generate.mx.array([ids]), cache)[0, -1]
+        logits = model(mx.array([ids]), cache)[0, -1]
         assert logits.argmax().item() == token
         ids = [token]
 

@@ -2,20 +2,28 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from ds4mlx.chat.canonical import canonical
+from ds4mlx.chat.dialects.deepseek_v4 import render
+from ds4mlx.chat.dialects.deepseek_v4_templates import EffortProfile
+from ds4mlx.chat.messages import Json
 from ds4mlx.config import Settings
 from ds4mlx.gguf.reader import GGUF
 from ds4mlx.models.deepseek_v4.graph import Model
 from ds4mlx.models.deepseek_v4.names import validate
 from ds4mlx.models.deepseek_v4.weights import load
+from ds4mlx.server.fields import Fields
+from ds4mlx.server.openai_chat import read_chat
+from ds4mlx.service.service import effort_profile
+from ds4mlx.text.segments import rendered_text
 from ds4mlx.text.tokenizer import Tokenizer
 
 
 class MlxLmTokenizer:
     """A `Tokenizer` with the methods that mlx-lm's TokenizerWrapper calls."""
-    chat_template: str | None = None
+    chat_template: str | None = None  # the dialect renders, no template does
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: Tokenizer, profile: EffortProfile) -> None:
+        self._tokenizer, self._profile = tokenizer, profile
         self.eos_token_id, self.bos_token_id = tokenizer.eos, tokenizer.bos
         self.bos_token, self.eos_token = tokenizer.literal(tokenizer.bos), tokenizer.literal(tokenizer.eos)
 
@@ -26,6 +34,14 @@ class MlxLmTokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         return self._tokenizer.decode(ids)
+
+    def apply_chat_template(self, messages: list[Json], tools: list[Json] | None = None, tokenize: bool = True,
+                            thinking: bool = True, **_: object) -> list[int] | str:
+        """The prompt that the server makes of OpenAI's messages and tools. Raises BadRequest."""
+        body = Fields({"messages": messages, "tools": tools, "thinking": thinking})
+        conversation = canonical(read_chat(body, Settings()).turn.conversation)
+        segments = render(conversation, effort_profile=self._profile).segments
+        return self._tokenizer.encode(segments) if tokenize else rendered_text(segments)
 
     def get_vocab(self) -> dict[str, int]:
         return dict(self._tokenizer.control)
@@ -38,7 +54,8 @@ def for_mlx_lm(path: Path | str, settings: Settings = Settings()) -> tuple[Model
     """
     file = GGUF.open(path)
     try:
-        return load(file, validate(file), settings.kv_round), MlxLmTokenizer(Tokenizer.from_gguf(file.metadata))
+        model = load(file, validate(file), settings.kv_round)
+        return model, MlxLmTokenizer(Tokenizer.from_gguf(file.metadata), effort_profile(settings, file.metadata))
     except BaseException:
         file.close()
         raise

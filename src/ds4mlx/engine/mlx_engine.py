@@ -38,7 +38,9 @@ class MLXEngine:
         self._config = names.validate(file)
         self._limit = mlx_memory.limit_bytes(settings.memory_limit_gb)
         context = min(settings.ctx, self._config.max_position_embeddings)
-        mlx_memory.require(self.plan(context, 1), context)
+        plan = self.plan(context, 1)
+        mlx_memory.require(plan, context)
+        mlx_memory.reserve(plan)
         self._model = weights.load(file, self._config, settings.kv_round)
         self.info = ModelInfo(
             name=str(file.metadata.get("general.name", Path(file.path).stem)),

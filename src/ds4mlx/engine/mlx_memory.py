@@ -19,8 +19,23 @@ def limit_bytes(limit_gb: float | None) -> int:
     """The given limit, or SHARE of Metal's recommended working set, or of the machine's memory elsewhere."""
     if limit_gb is not None:
         return int(limit_gb * 1e9)
-    recommended = mx.device_info().get("max_recommended_working_set_size", 0) if mx.metal.is_available() else 0
-    return int(SHARE * (recommended or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")))
+    return int(SHARE * (_recommended() or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")))
+
+
+def _recommended() -> int:
+    """Metal's recommended working set in bytes; 0 on other devices."""
+    return mx.device_info().get("max_recommended_working_set_size", 0) if mx.metal.is_available() else 0
+
+
+def reserve(plan_: MemoryPlan) -> None:
+    """Tell MLX what to keep: freed buffers up to one chunk's working memory, and on Metal, if all of the plan fits
+    the recommended working set, everything resident, so that weights are not paged out between requests.
+
+    The Metal half has not run on a Mac yet.
+    """
+    mx.set_cache_limit(plan_.scratch_bytes)
+    if plan_.total_bytes <= _recommended():
+        mx.set_wired_limit(_recommended())
 
 
 def weights_bytes(file: GGUF, config: Config) -> int:
