@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ds4mlx import __version__
 from ds4mlx.config import cache_dir
 from ds4mlx.errors import ModelFileError
 from ds4mlx.gguf.blocks import BLOCK_TYPES
@@ -25,11 +26,11 @@ from ds4mlx.text.segments import EOS, THINK_CLOSE, THINK_OPEN
 from ds4mlx.text.tokenizer import Tokenizer
 from ds4mlx.tiny import circuit
 
-NAME = "ds4mlx tiny 0731"   # the name of a checkpoint decides what efforts it understands
+NAME = "ds4mlx tiny"
+CHECKPOINT = "tiny-0731"    # decides what reasoning efforts the model is taken to understand
 SEED = 20260731
-RECIPE = 1                  # counted up with every change of the weights, so that no cached file outlives it
-
 SPREAD = 1.5                # of the logits around the prior, in nats
+SOURCES = ("build.py", "circuit.py", "config.json", "tokenizer.json")
 
 
 def cached() -> Path:
@@ -48,8 +49,8 @@ def cached() -> Path:
 @cache
 def cache_path() -> Path:
     """Its name carries a digest of what it is made from: another version never reads an old file."""
-    digest = hashlib.sha256(json.dumps([RECIPE, SEED]).encode())
-    for source in ("config.json", "tokenizer.json"):
+    digest = hashlib.sha256(__version__.encode())
+    for source in SOURCES:
         digest.update(_source(source))
     return cache_dir() / f"tiny-{digest.hexdigest()[:12]}.gguf"
 
@@ -60,7 +61,8 @@ def build(path: Path) -> Path:
     weights = Weights(config, Tokenizer.from_json(vocabulary))
     tensors = [(name, kind := _kind(name, need), need.shape, weights.maker(name, kind, need.shape))
                for name, need in expected_tensors(config).items()]
-    write_gguf(path, config.to_gguf() | _tokenizer_keys(vocabulary) | {"general.name": NAME}, tensors)
+    write_gguf(path, config.to_gguf() | _tokenizer_keys(vocabulary) | {
+        "general.name": NAME, "ds4mlx.checkpoint": CHECKPOINT}, tensors)
     return path
 
 

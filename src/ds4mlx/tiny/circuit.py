@@ -25,7 +25,7 @@ class Ends:
     open: int
     close: int
     end: int
-    close_every: int = 48
+    close_every: int = 24
     end_every: int = 96
     contrast: float = 6.5   # nats between where they are likely and where they are not
 
