@@ -39,7 +39,7 @@ WRONG = {
     "max_tokens": [-1, 1.5, "5", True], "max_completion_tokens": ["many"],
     "temperature": [-0.1, 2.1, "hot", True], "top_p": [1.1], "min_p": [-1], "top_k": [-2, 0.5], "seed": ["x", 0.5],
     "presence_penalty": [3], "frequency_penalty": [-3], "repetition_penalty": [0], "n": [2, 0],
-    "logit_bias": [[], {"x": 1}, {"5": 101}, {"5": "a"}, {"99999999": 1}],
+    "logit_bias": [[], {"x": 1}, {"5": 101}, {"5": "a"}, {"99999999": 1}, {"9" * 5000: 1}],
     "stop": [5, ["a"] * 65, ["x" * 1025], [1]], "logprobs": [1], "top_logprobs": [21, 1],
     "tools": [{}, [5], [{"type": "function"}], [{"type": "function", "function": {"name": ""}}], [TOOL, TOOL],
               [{"type": "function", "function": {"name": "ls", "parameters": "none"}}]],

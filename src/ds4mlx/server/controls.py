@@ -56,7 +56,7 @@ def _read_bias(bias: Fields | None) -> dict[int, float]:
     if bias is None:
         return {}
     for token in bias.members:
-        if not token.isdecimal():
+        if not (token.isascii() and token.isdecimal() and len(token) < 10):
             raise BadRequest(f"logit_bias names token {token[:40]!r}, need token ids", param="logit_bias")
     read = {int(token): bias.number(token, -100, 100) for token in bias.members}
     return {token: value for token, value in read.items() if value is not None}

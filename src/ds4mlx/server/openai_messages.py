@@ -1,4 +1,5 @@
 """Messages and tools of OpenAI's chat format -> a Conversation's parts."""
+from collections import Counter
 from collections.abc import Iterator
 
 from ds4mlx.chat.canonical import clean_text
@@ -77,10 +78,9 @@ def read_tools(body: Fields) -> tuple[Tool, ...]:
     Raises BadRequest for nameless functions and for two of one name.
     """
     tools = [_read_function(function) for function in _functions(body)]
-    names = [tool.name for tool in tools]
-    for name in names:
-        if names.count(name) > 1:
-            raise BadRequest(f"tools has {name!r} {names.count(name)} times; names must differ", param="tools")
+    name, times = next(iter(Counter(tool.name for tool in tools).most_common(1)), ("", 0))
+    if times > 1:
+        raise BadRequest(f"tools has {name!r} {times} times; names must differ", param="tools")
     return tuple(tools)
 
 
