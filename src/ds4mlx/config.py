@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from types import NoneType, UnionType
+from types import NoneType
 from typing import Literal, Self, get_args, get_origin, get_type_hints
 
 from ds4mlx.errors import UsageError
@@ -156,11 +156,12 @@ def _kind(name: str) -> type:
 
 def _given_type(name: str) -> type:
     hint = get_type_hints(Settings)[name]
-    return next(t for t in get_args(hint) if t is not NoneType) if isinstance(hint, UnionType) else hint
+    alternatives = get_args(hint)
+    return next(t for t in alternatives if t is not NoneType) if NoneType in alternatives else hint
 
 
 def _parsed(name: str, value: object, told: str) -> object:
-    """A value from any source in the setting's type. Raises UsageError with `told`, what was found and what is needed."""
+    """A value from any source in the setting's type. Raises UsageError: `told`, what was found, what is needed."""
     kind = _kind(name)
     if kind is Literal:
         choices = get_args(_given_type(name))

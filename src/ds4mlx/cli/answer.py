@@ -5,8 +5,8 @@ import time
 from dataclasses import dataclass, field
 from typing import TextIO
 
-from ds4mlx.chat.events import (Event, Finish, Progress, ReasoningDelta, ReasoningEnd, Recovered, TextDelta, ToolArgsDelta,
-                                ToolCallStart)
+from ds4mlx.chat.events import (Event, Finish, Progress, ReasoningDelta, ReasoningEnd, Recovered, TextDelta,
+                                ToolArgsDelta, ToolCallStart)
 
 DIM, CYAN, PLAIN = "\x1b[2m", "\x1b[36m", "\x1b[0m"
 
@@ -126,5 +126,5 @@ def speed_line(end: Finish, timings: dict[str, float]) -> str:
 def show_progress(event: Progress) -> None:
     """The prefill on a terminal's last line of standard error; nothing elsewhere."""
     if sys.stderr.isatty():
-        done = event.done >= event.total
-        print("\r\x1b[K" if done else f"\r\x1b[Kprefill {event.done}/{event.total}", end="", file=sys.stderr, flush=True)
+        shown = f"prefill {event.done}/{event.total}" if event.done < event.total else ""
+        print(f"\r\x1b[K{shown}", end="", file=sys.stderr, flush=True)

@@ -25,7 +25,8 @@ def add_parser(subparsers: "_SubParsersAction[ArgumentParser]") -> None:
         description="One JSON object: a greedy continuation, and for each of its steps the likeliest tokens.")
     add_probe_flags(parser)
     parser.add_argument("-n", "--tokens", metavar="N", help=f"most steps ({STEPS})")
-    parser.add_argument("--logprobs-top-k", metavar="K", default="20", help=f"tokens shown of a step, to {MAX_TOP_K} (20)")
+    parser.add_argument("--logprobs-top-k", metavar="K", default="20",
+                        help=f"tokens shown of a step, up to {MAX_TOP_K} (20)")
     parser.set_defaults(run=run)
 
 
@@ -49,8 +50,8 @@ def greedy(probe: "Probe") -> "Iterator[np.ndarray]":
     limit = min(probe.settings.tokens, probe.settings.ctx - probe.prompt_tokens)
     while len(generated) < limit:
         # One step at a time: where drafts are accepted, the session's logits are those of the last step only.
-        steps, = probe.engine.decode([Row(probe.session, Sampling(temperature=0.0), generated[-1] if generated else None,
-                                          generated)])
+        row = Row(probe.session, Sampling(temperature=0.0), generated[-1] if generated else None, generated)
+        steps, = probe.engine.decode([row])
         assert len(steps) == 1, "logprobs need an engine that does not draft"
         yield probe.logits()
         generated.append(steps[0].token)

@@ -57,7 +57,8 @@ def main(argv: Sequence[str]) -> int:
 def build_parser() -> ArgumentParser:
     parser = Parser(prog="ds4mlx", allow_abbrev=False, add_help=False, usage="ds4mlx COMMAND [OPTIONS]",
                     description="DeepSeek V4 Flash on one's own machine.")
-    parser.add_argument("-h", "--help", nargs="?", metavar="COMMAND", action=_Help, help="show this, or a command's help")
+    parser.add_argument("-h", "--help", nargs="?", metavar="COMMAND", action=_Help,
+                        help="show this, or a command's help")
     parser.add_argument("--version", action="version", version=f"ds4mlx {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser, prog="ds4mlx")
     for name in COMMANDS:

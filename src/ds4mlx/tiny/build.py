@@ -172,9 +172,9 @@ class Weights:
 
 
 # Part of a name -> mean and spread; the first that fits. Others are matrices that keep the scale of their input.
-AROUND = (("token_embd", (0, 1)), ("output.weight", (0, SPREAD / 16)), ("norm.weight", (1, 0)), ("_scale.weight", (1, 0)),
-          ("_base.weight", (0, 0.5)), ("_fn.weight", (0, 0.02)), ("attn_sinks", (0, 1)), ("exp_probs_b", (0, 0.1)),
-          ("_ape.weight", (0, 0.5)))
+AROUND = (("token_embd", (0, 1)), ("output.weight", (0, SPREAD / 16)), ("norm.weight", (1, 0)),
+          ("_scale.weight", (1, 0)), ("_base.weight", (0, 0.5)), ("_fn.weight", (0, 0.02)), ("attn_sinks", (0, 1)),
+          ("exp_probs_b", (0, 0.1)), ("_ape.weight", (0, 0.5)))
 
 
 def _expert_blocks(kind: str, shape: tuple[int, int, int], rng: np.random.Generator) -> np.ndarray:

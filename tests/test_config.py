@@ -1,0 +1,94 @@
+"""Settings: flags over environment over file over default, and an error that names what is wrong."""
+from pathlib import Path
+
+import pytest
+
+from ds4mlx.config import BOUNDS, Settings, cache_dir, color_wanted, state_dir
+from ds4mlx.errors import UsageError
+
+
+@pytest.fixture
+def toml(tmp_path):
+    def write(text):
+        path = tmp_path / "settings.toml"
+        path.write_text(text, "utf-8")
+        return str(path)
+    return write
+
+
+def test_flags_win_over_environment_over_file_over_default(toml):
+    file = toml("temp = 0.1\ntop_p = 0.2\nmin-p = 0.3\n")
+    environment = {"DS4MLX_TEMP": "0.4", "DS4MLX_TOP_P": "0.5"}
+    loaded = Settings.load("run", {"config": file, "temp": "0.6", "ctx": None}, environment)
+    assert (loaded.temp, loaded.top_p, loaded.min_p, loaded.ctx) == (0.6, 0.5, 0.3, Settings().ctx)
+
+
+def test_a_section_of_a_file_counts_for_its_command_and_over_the_top(toml):
+    flags = {"config": toml("ctx = 100\npower = 50\n[serve]\nctx = 200\n[run]\nctx = 300\n")}
+    assert [Settings.load(command, flags, {}).ctx for command in ("serve", "run", "logits")] == [200, 300, 100]
+    assert Settings.load("serve", flags, {}).power == 50
+
+
+def test_the_environment_may_name_the_file(toml):
+    assert Settings.load("run", {}, {"DS4MLX_CONFIG": toml("seed = 7")}).seed == 7
+
+
+@pytest.mark.parametrize("name, text, value", [
+    ("model", "x.gguf", Path("x.gguf")), ("ctx", "4096", 4096), ("memory_limit_gb", "1.5", 1.5), ("cors", "yes", True),
+    ("default_thinking", "off", False), ("kv_round", "none", "none"), ("default_effort", "max", "max"),
+    ("allow_host", "a.example,b.example", ("a.example", "b.example")), ("api_key", "s3cret", "s3cret"),
+    ("lock", "off", False), ("sse_keepalive_seconds", "0", 0.0), ("seed", str(2**64 - 1), 2**64 - 1)])
+def test_each_kind_of_setting_is_read_from_text(name, text, value):
+    assert getattr(Settings.load("serve", {}, {f"DS4MLX_{name.upper()}": text}), name) == value
+
+
+@pytest.mark.parametrize("name, text, needed", [
+    ("ctx", "many", "whole number"), ("ctx", "0", "from 1"), ("ctx", "1.5", "whole number"), ("temp", "nan", "number"),
+    ("temp", "inf", "number"), ("top_p", "1.1", "from 0 to 1"), ("prefill_chunk", "100", "128"), ("port", "70000", "65535"),
+    ("prefill_chunk", "200", "multiple of 128"), ("kv_round", "half", "official, none"), ("cors", "maybe", "on or off"),
+    ("seed", "-1", "from 0"), ("ctx", "9" * 5000, "whole number")])
+def test_a_wrong_value_is_refused_with_its_name_and_what_is_needed(name, text, needed):
+    for flags, environment, told in (({name: text}, {}, "--" + name.replace("_", "-")),
+                                     ({}, {f"DS4MLX_{name.upper()}": text}, f"DS4MLX_{name.upper()}")):
+        with pytest.raises(UsageError, match=told) as refused:
+            Settings.load("serve", flags, environment)
+        assert needed in str(refused.value) and len(str(refused.value)) < 250
+
+
+@pytest.mark.parametrize("content, told", [
+    ("ctx = 'many'", "ctx"), ("ctx = true", "ctx"), ("ctx = 1.0", "ctx"), ("cors = 1", "cors"), ("host = 3", "host"),
+    ("allow_host = 'one'", "allow_host"), ("contxt = 5", "contxt"), ("[sreve]\nport = 1", "sreve"),
+    ("[run]\nprt = 1", r"\[run\] prt"), ("ctx = [", "not TOML"), ("model = ''", "model"), ("[run.ctx]\na=1", "ctx")])
+def test_a_file_is_refused_by_key(toml, content, told):
+    with pytest.raises(UsageError, match=told):
+        Settings.load("run", {"config": toml(content)}, {})
+
+
+def test_a_missing_file_is_refused(tmp_path):
+    with pytest.raises(UsageError, match="no-such.toml"):
+        Settings.load("run", {"config": str(tmp_path / "no-such.toml")}, {})
+
+
+def test_an_empty_variable_is_as_good_as_none():
+    assert Settings.load("run", {}, {"DS4MLX_CTX": "", "DS4MLX_MODEL": ""}) == Settings()
+
+
+def test_each_number_has_bounds_that_hold_its_default():
+    numbers = {name: value for name in Settings.__slots__ if type(value := getattr(Settings(), name)) in (int, float)}
+    assert numbers.keys() <= BOUNDS.keys()
+    assert all(low <= numbers[name] <= high for name, (low, high) in BOUNDS.items() if name in numbers)
+
+
+def test_directories_follow_the_environment(monkeypatch, tmp_path):
+    monkeypatch.setenv("DS4MLX_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert (state_dir(), cache_dir()) == (tmp_path / "home", tmp_path / "ds4mlx")
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative/is/ignored")
+    assert cache_dir().is_absolute()
+
+
+def test_color_is_for_terminals_and_no_color_turns_it_off(monkeypatch):
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert color_wanted("auto", True) and not color_wanted("auto", False) and color_wanted("always", False)
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert not color_wanted("auto", True)

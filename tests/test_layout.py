@@ -1,0 +1,56 @@
+"""What keeps the code findable: sizes of files and functions, and one name for each operation everywhere."""
+import ast
+from pathlib import Path
+
+REPOSITORY = Path(__file__).parents[1]
+ROOTS = {"src": REPOSITORY / "src" / "ds4mlx", "metal": REPOSITORY / "metal_kernels", "cuda": REPOSITORY / "cuda_port",
+         "tests": REPOSITORY / "tests"}
+FILES = sorted(path for root in ROOTS.values() for pattern in ("*.py", "*.metal", "*.cu", "*.cuh", "*.h")
+               for path in root.rglob(pattern))
+MOST_LINES, MOST_FUNCTION_LINES = 600, 100
+SHAPELESS = {"utils", "util", "helpers", "helper", "common", "manager", "misc"}
+
+
+def names(paths):
+    return [str(path.relative_to(REPOSITORY)) for path in paths]
+
+
+def functions(path):
+    tree = ast.parse(path.read_text("utf-8"))
+    return [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+
+
+def test_files_are_short():
+    assert names(path for path in FILES if len(path.read_text("utf-8").splitlines()) > MOST_LINES) == []
+
+
+def test_functions_are_short():
+    assert [f"{path.stem}.{function.name}" for path in FILES if path.suffix == ".py" for function in functions(path)
+            if function.end_lineno - function.lineno >= MOST_FUNCTION_LINES] == []
+
+
+def test_file_names_say_what_is_inside():
+    assert names(path for path in FILES if SHAPELESS.intersection(path.stem.split("_"))) == []
+
+
+def test_every_kernel_has_its_operation_and_its_test():
+    kernels = {path.stem for path in [*ROOTS["metal"].rglob("*.metal"), *ROOTS["cuda"].rglob("*.cu")]}
+    assert kernels <= {path.stem for path in (ROOTS["src"] / "ops").glob("*.py")}
+    assert kernels <= {path.stem.removeprefix("test_") for path in (ROOTS["tests"] / "ops").glob("test_*.py")}
+
+
+def test_every_package_is_in_the_wheel():
+    import tomllib
+    listed = set(tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"])
+    folders = {init.parent for init in ROOTS["src"].rglob("__init__.py")}
+    found = {".".join(("ds4mlx", *folder.relative_to(ROOTS["src"]).parts)) for folder in folders}
+    assert listed == found | {"ds4mlx.metal_kernels", "ds4mlx.cuda_port"}
+
+
+def test_every_folder_of_modules_is_a_package():
+    assert names(path for path in ROOTS["src"].rglob("*.py") if not (path.parent / "__init__.py").exists()) == []
+
+
+def test_test_files_have_names_of_their_own():
+    found = [path.name for path in ROOTS["tests"].rglob("test_*.py")]
+    assert sorted(found) == sorted(set(found))
