@@ -28,7 +28,7 @@ def run(args: Namespace) -> int:
         logits = probe.logits()
         best = int(logits.argmax())
         head = {"source": "ds4mlx", "model": probe.engine.info.name, "prompt_tokens": probe.prompt_tokens,
-                "ctx": probe.settings.ctx, "vocab": len(logits),
+                "ctx": probe.session.context, "vocab": len(logits),
                 "argmax": probe.token(best) | {"logit": float(f"{logits[best]:.9g}")}}
     line = json.dumps(head, ensure_ascii=False)
     if args.npy is None:

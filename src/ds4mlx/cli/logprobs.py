@@ -37,7 +37,7 @@ def run(args: Namespace) -> int:
     top_k = _top_k(args.logprobs_top_k)
     args.tokens = args.tokens or str(STEPS)
     with prefilled(args) as probe:
-        report = {"source": "ds4mlx", "prompt_tokens": probe.prompt_tokens, "ctx": probe.settings.ctx, "top_k": top_k,
+        report = {"source": "ds4mlx", "prompt_tokens": probe.prompt_tokens, "ctx": probe.session.context, "top_k": top_k,
                   "steps": [_step(probe, i, logits, top_k) for i, logits in enumerate(greedy(probe))]}
     sys.stdout.write(json.dumps(report, ensure_ascii=False) + "\n")
     return 0
@@ -47,7 +47,7 @@ def greedy(probe: "Probe") -> "Iterator[np.ndarray]":
     """The logits of each step; the next step takes their first maximum. The last is that of EOS, or of the limit."""
     from ds4mlx.engine.protocol import Row, Sampling
     generated: list[int] = []
-    limit = min(probe.settings.tokens, probe.settings.ctx - probe.prompt_tokens)
+    limit = min(probe.settings.tokens, probe.session.context - probe.prompt_tokens)
     while len(generated) < limit:
         # One step at a time: where drafts are accepted, the session's logits are those of the last step only.
         row = Row(probe.session, Sampling(temperature=0.0), generated[-1] if generated else None, generated)

@@ -63,11 +63,11 @@ def prefilled(args: Namespace) -> Iterator[Probe]:
     settings = replace(settings, model=resolve_model(settings))
     with GGUF.open(settings.model) as file:
         tokenizer = Tokenizer.from_gguf(file.metadata)
-        ids = checked_length(prompt_ids(text, args, settings, tokenizer, file.metadata), settings)
+        ids = checked_length(prompt_ids(text, args, settings, tokenizer, file.metadata), settings.ctx)
     with engine_lock(settings, settings.model):
         engine = open_engine(settings)
         try:
-            session = engine.open(settings.ctx)
+            session = engine.open(min(settings.ctx, engine.info.context))
             for at in range(0, len(ids), settings.prefill_chunk):
                 engine.prefill(session, ids[at:at + settings.prefill_chunk])
             yield Probe(engine, session, tokenizer, settings, len(ids))

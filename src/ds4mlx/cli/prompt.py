@@ -97,8 +97,8 @@ def raw_ids(text: str, tokenizer: "Tokenizer") -> list[int]:
     return [tokenizer.bos, *tokenizer.encode_literal(text)]
 
 
-def checked_length(ids: list[int], settings: "Settings") -> list[int]:
+def checked_length(ids: list[int], context: int) -> list[int]:
     """`ids`, if the context holds them and one token more. Raises BadRequest."""
-    if len(ids) >= settings.ctx:
-        raise BadRequest(f"the prompt is {len(ids)} tokens, the context {settings.ctx}; shorten it or raise --ctx")
+    if len(ids) >= context:
+        raise BadRequest(f"the prompt is {len(ids)} tokens, the context {context}; shorten it or raise --ctx")
     return ids

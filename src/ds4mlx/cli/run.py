@@ -100,11 +100,10 @@ def _complete(service: "Service", turn: "Turn", text: str) -> "Answer":
     from ds4mlx.cli.prompt import checked_length, raw_ids
     from ds4mlx.service.mailbox import Mailbox
     from ds4mlx.service.turn import Answer
-    settings = service.settings
-    ids = checked_length(raw_ids(text, service.tokenizer), settings)
-    answer = Answer(turn, ids, False, min(settings.tokens, settings.ctx - len(ids)), tokenizer=service.tokenizer,
-                    scheduler=service.scheduler, mailbox=Mailbox(asyncio.get_running_loop()),
-                    stall_timeout_s=settings.send_stall_timeout)
+    ids = checked_length(raw_ids(text, service.tokenizer), service.context)
+    answer = Answer(turn, ids, False, min(service.settings.tokens, service.context - len(ids)),
+                    tokenizer=service.tokenizer, scheduler=service.scheduler,
+                    mailbox=Mailbox(asyncio.get_running_loop()), stall_timeout_s=service.settings.send_stall_timeout)
     service.scheduler.submit(answer)
     return answer
 
