@@ -81,3 +81,4 @@ def output(values: np.ndarray, prior: np.ndarray, ends: Ends) -> None:
     values[ends.close, (STEADY, REASONING)] = -np.log(ends.close_every) - ends.contrast, ends.contrast
     values[ends.end, (STEADY, REASONING)] = -np.log(ends.end_every), -ends.contrast
     values[:, KEPT] *= GROWTH / LEVEL
+    values[ends.close, OPEN] = values[ends.end, CLOSE] = -0.5   # some 3 nats: no part ends where it begins
