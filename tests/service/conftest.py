@@ -12,8 +12,9 @@ from ds4mlx.service.scheduler import Scheduler
 class Recorder:
     """The least a Request can be: collects tokens, stops at EOS 1."""
 
-    def __init__(self, prompt, max_tokens=100, eos=1):
+    def __init__(self, prompt, max_tokens=100, eos=1, anchor=None):
         self.prompt, self.max_tokens, self.eos = prompt, max_tokens, eos
+        self.anchor = len(prompt) if anchor is None else anchor
         self.tokens, self.progress = [], []
         self.source = self.reused = self.fault = self.why = None
         self.finished = threading.Event()

@@ -42,6 +42,14 @@ def test_another_answer_to_the_same_prompt_computes_no_prompt(serving, ask):
     assert scheduler.stub.slices == []
 
 
+def test_a_turn_whose_header_differs_goes_on_from_the_anchor_before_it(serving, ask):
+    scheduler = serving(chunk=128)
+    first = ask(scheduler, [*range(2, 302), 400, 401], anchor=300)
+    assert first.progress == [128, 256, 300, 302]
+    turn = ask(scheduler, [*range(2, 302), 400, 402, 7, 8])  # as when the reasoning is left out of the history
+    assert (turn.source, turn.reused) == ("memory-rewind", 300)
+
+
 def test_a_prompt_that_differs_goes_back_to_where_the_engine_can(serving, ask):
     scheduler = serving()
     ask(scheduler, [2, 3, 4])

@@ -99,9 +99,9 @@ def _complete(service: "Service", turn: "Turn", text: str) -> "Answer":
 
     from ds4mlx.cli.prompt import checked_length, raw_ids
     from ds4mlx.service.mailbox import Mailbox
-    from ds4mlx.service.turn import Answer
+    from ds4mlx.service.turn import Answer, EncodedPrompt
     ids = checked_length(raw_ids(text, service.tokenizer), service.context)
-    answer = Answer(turn, ids, False, min(service.settings.tokens, service.context - len(ids)),
+    answer = Answer(turn, EncodedPrompt(ids, len(ids), False), min(service.settings.tokens, service.context - len(ids)),
                     tokenizer=service.tokenizer, scheduler=service.scheduler,
                     mailbox=Mailbox(asyncio.get_running_loop()), stall_timeout_s=service.settings.send_stall_timeout)
     service.scheduler.submit(answer)

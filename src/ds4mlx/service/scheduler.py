@@ -25,6 +25,7 @@ STUCK_S = 300.0  # an active request without a slice or step for so long means t
 class Request(Protocol):
     """One prompt and its answer, as the engine thread sees them. All methods but `cancel` run on that thread."""
     prompt: Sequence[int]
+    anchor: int                                   # length of the prompt without the header of its answer
     max_tokens: int
 
     def cancel(self, why: str) -> None: ...       # from any thread; the first reason stays
@@ -175,11 +176,15 @@ class Scheduler:
         while done < len(prompt):
             self._check(request)
             end = min(done - done % self.prefill_chunk + self.prefill_chunk, len(prompt))
+            if done < request.anchor < end:
+                end = request.anchor
             with _Duty(self.power):
                 self._engine.prefill(session, prompt[done:end])
             done = end
             request.prefilled(done)
-        session.mark()  # where the next turn, or another try, comes back to
+            if done == request.anchor:
+                session.mark()  # where the next turn goes on if its client sends the answer without its reasoning
+        session.mark()          # and where another try at this answer goes on
 
     def _decode(self, request: Request) -> None:
         token: int | None = None

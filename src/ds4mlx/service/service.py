@@ -19,7 +19,7 @@ from ds4mlx.errors import BadRequest
 from ds4mlx.gguf.reader import GGUF
 from ds4mlx.service.mailbox import Mailbox
 from ds4mlx.service.scheduler import Scheduler, State
-from ds4mlx.service.turn import Answer, Turn
+from ds4mlx.service.turn import Answer, EncodedPrompt, Turn
 from ds4mlx.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -57,11 +57,11 @@ class Service:
         loop = asyncio.get_running_loop()
         self._check_bias(turn)
         conversation, lowered = self._with_effort(canonical(turn.conversation))
-        prompt, thinking = await loop.run_in_executor(self._pool, self._encode, conversation)
-        self._check_length(len(prompt), turn)
+        prompt = await loop.run_in_executor(self._pool, self._encode, conversation)
+        self._check_length(len(prompt.ids), turn)
         wanted = self.settings.tokens if turn.max_tokens is None else turn.max_tokens
-        answer = Answer(replace(turn, conversation=conversation), prompt, thinking,
-                        min(wanted, self.context - len(prompt)), tokenizer=self.tokenizer,
+        answer = Answer(replace(turn, conversation=conversation), prompt,
+                        min(wanted, self.context - len(prompt.ids)), tokenizer=self.tokenizer,
                         scheduler=self.scheduler, mailbox=Mailbox(loop),
                         stall_timeout_s=self.settings.send_stall_timeout, lowered_effort=lowered)
         self.scheduler.submit(answer)
@@ -81,10 +81,13 @@ class Service:
     def health(self) -> Health:
         return Health(self.scheduler.state, self.scheduler.active, self.scheduler.queued)
 
-    def _encode(self, conversation: Conversation) -> tuple[list[int], bool]:
-        """Ids of the prompt, and whether the answer begins with reasoning. Takes a while for a long conversation."""
+    def _encode(self, conversation: Conversation) -> EncodedPrompt:
+        """Takes a while for a long conversation. The two parts may be encoded apart: the second, where there is one,
+        begins with a control token."""
         prompt = render(conversation, effort_profile=self.effort_profile, layout=self.settings.prompt_layout)
-        return self.tokenizer.encode(prompt.segments), prompt.thinking
+        said, opening = prompt.segments[:prompt.ends[-1]], prompt.segments[prompt.ends[-1]:]
+        ids = self.tokenizer.encode(said)
+        return EncodedPrompt(ids + self.tokenizer.encode(opening), len(ids), prompt.thinking)
 
     def _with_effort(self, conversation: Conversation) -> tuple[Conversation, Effort | None]:
         """The conversation with its effort decided and its tools in the order the settings want; the effort again if

@@ -42,24 +42,33 @@ class Turn:
     request_id: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class EncodedPrompt:
+    """A rendered conversation in ids. The first `anchor` of them are the conversation, the rest opens the answer;
+    `thinking`: the answer begins with reasoning."""
+    ids: list[int]
+    anchor: int
+    thinking: bool
+
+
 class Answer:
     """Events of one turn, as an async iterator that ends after Finish. Closing it early cancels the request.
 
     To the scheduler it is a Request: the methods below the line run on the engine thread.
     """
 
-    def __init__(self, turn: Turn, prompt: list[int], thinking: bool, max_tokens: int, *, tokenizer: Tokenizer,
+    def __init__(self, turn: Turn, prompt: EncodedPrompt, max_tokens: int, *, tokenizer: Tokenizer,
                  scheduler: Scheduler, mailbox: Mailbox, stall_timeout_s: float,
                  lowered_effort: Effort | None = None) -> None:
-        self.turn, self.prompt, self.max_tokens = turn, prompt, max_tokens
-        self.thinking = thinking
+        self.turn, self.max_tokens = turn, max_tokens
+        self.prompt, self.anchor, self.thinking = prompt.ids, prompt.anchor, prompt.thinking
         self.lowered_effort = lowered_effort  # what the effort became that the context has no room for
         self.source: Source = "none"
         self.cached_tokens = 0
         self._tokenizer, self._scheduler, self._mailbox = tokenizer, scheduler, mailbox
         self._stall_timeout_s = stall_timeout_s
         tools = () if turn.conversation.tools_banned else tuple(tool.name for tool in turn.conversation.tools)
-        self._stream = AnswerStream(thinking=thinking, tools=tools, stop=turn.stop)
+        self._stream = AnswerStream(thinking=prompt.thinking, tools=tools, stop=turn.stop)
         self._sampling = _Samplings(turn, tokenizer)
         self._why: str | None = None
         self._called = False   # its one call is complete
