@@ -1,6 +1,5 @@
 # make serve   set everything up in .venv and serve the built-in tiny model, or MODEL=FILE.gguf
 # make test    set everything up in .venv and run the tests
-#
 # Needs Python 3.11 or newer and the network for packages. Written for the make 3.81 of macOS.
 
 MODEL = tiny
@@ -13,7 +12,7 @@ VENV = .venv
 .PHONY: help serve test clean
 
 help:
-	@sed -n 's/^# //p' Makefile
+	@sed -n -e '/^$$/q' -e 's/^# //p' Makefile
 	@echo "options      MODEL=FILE.gguf HOST=$(HOST) PORT=$(PORT) PYTHON=python3.x ARGS='further flags'"
 
 serve: $(VENV)/.ready

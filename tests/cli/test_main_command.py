@@ -1,4 +1,6 @@
 """What every command has in common: help, misuse, errors, exit codes."""
+import os
+
 import pytest
 
 from ds4mlx.config import COMMANDS
@@ -62,6 +64,12 @@ def test_options_of_ds4_that_do_nothing_here_are_accepted_with_one_warning(ds4ml
     warnings = [line for line in result.err.splitlines() if "ds4" in line]
     assert result.code == 0 and result.out == "a\n" and len(warnings) == 1
     assert all(option in warnings[0] for option in ("--metal", "-t", "--mtp", "--mtp-draft"))
+
+
+def test_output_is_utf_8_whatever_the_locale(start, tiny_path):
+    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
+    process = start("run", "-p", "中文", "-m", tiny_path, "--engine", "stub", env=environment, encoding="utf-8")
+    assert process.communicate(timeout=60)[0] == "中文\n" and process.returncode == 0
 
 
 def test_debug_shows_where_an_error_came_from(start):

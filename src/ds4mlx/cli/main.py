@@ -8,7 +8,7 @@ import sys
 from argparse import Action, ArgumentParser, Namespace
 from collections.abc import Sequence
 from importlib import import_module
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 from ds4mlx import __version__
 from ds4mlx.config import COMMANDS
@@ -19,6 +19,7 @@ FAILED, MISUSED, INTERRUPTED = 1, 2, 130
 
 def console() -> NoReturn:
     """The `ds4mlx` program."""
+    sys.stdout, sys.stderr = map(_stream, (sys.stdout, sys.stderr))
     try:
         code = main(sys.argv[1:])
         sys.stdout.flush()
@@ -29,6 +30,14 @@ def console() -> NoReturn:
     except KeyboardInterrupt:
         code = INTERRUPTED
     sys.exit(code)
+
+
+def _stream(stream: TextIO | None) -> TextIO:
+    """A stream that takes any text, whatever the locale; where a shell closed it, one that leads nowhere."""
+    if stream is None:
+        return open(os.devnull, "w", encoding="utf-8")
+    stream.reconfigure(encoding="utf-8", errors="backslashreplace")
+    return stream
 
 
 def main(argv: Sequence[str]) -> int:
