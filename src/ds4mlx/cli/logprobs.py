@@ -37,8 +37,9 @@ def run(args: Namespace) -> int:
     top_k = _top_k(args.logprobs_top_k)
     args.tokens = args.tokens or str(STEPS)
     with prefilled(args) as probe:
-        report = {"source": "ds4mlx", "prompt_tokens": probe.prompt_tokens, "ctx": probe.session.context, "top_k": top_k,
-                  "steps": [_step(probe, i, logits, top_k) for i, logits in enumerate(greedy(probe))]}
+        steps = [_step(probe, i, logits, top_k) for i, logits in enumerate(greedy(probe))]
+        report = {"source": "ds4mlx", "prompt_tokens": probe.prompt_tokens, "ctx": probe.session.context,
+                  "top_k": top_k, "steps": steps}
     sys.stdout.write(json.dumps(report, ensure_ascii=False) + "\n")
     return 0
 
