@@ -42,3 +42,17 @@ def test_greedy_takes_the_lowest_of_equal_ids(changes):
 def test_a_forbidden_token_is_never_chosen():
     logits = mx.array([-np.inf, 0.0, -np.inf, 0.0], mx.float32)
     assert {ops.sample(logits, u, **ALL).item() for u in (0.0, 0.49, 0.51, np.nextafter(1.0, 0.0))} == {1, 3}
+
+
+@pytest.mark.parametrize("temperature", [1e-6, 1e-38, 1e-46, 1e-300])
+def test_however_cold_the_best_token_is_chosen(temperature):
+    logits = mx.array([1.0, 9.0, 8.0, -np.inf])
+    assert {ops.sample(logits, u, **(ALL | {"temperature": temperature})).item() for u in (0.0, 0.5, 0.999)} == {1}
+
+
+def test_logits_at_the_ends_of_float32_are_still_in_order():
+    assert ops.sample(mx.array([-3e38, 3e38, 0.0]), 0.9, **(ALL | {"temperature": 0.5})).item() == 1
+
+
+def test_top_p_of_one_cuts_nothing_of_a_flat_distribution_over_the_vocabulary():
+    assert ops.sample(mx.linspace(0, -0.01, 129280), np.nextafter(1.0, 0.0), **ALL).item() == 129279

@@ -3,6 +3,8 @@ import mlx.core as mx
 
 from ds4mlx.ops.dispatch import pick
 
+COLDEST = 1e-30  # colder changes nothing, and float32 takes far colder for 0: the best token alone is left
+
 
 def sample(logits: mx.array, uniform: float, temperature: float, top_k: int, min_p: float, top_p: float) -> mx.array:
     """One token id, [] i32, of logits [V] f32 (-inf where forbidden, one finite at least).
@@ -20,10 +22,12 @@ def reference(logits, uniform, temperature, top_k, min_p, top_p):
     order = mx.argsort(-logits)
     if top_k > 0:
         order = order[:top_k]
-    p = mx.softmax(logits[order] / temperature, precise=True)                   # best first
+    gap = logits[order] - logits[order[0]]      # best first; before the division, so that it overflows to -inf only
+    p = mx.softmax(gap / max(temperature, COLDEST), precise=True)
     p = mx.where(p >= min_p * p[0], p, 0)
-    before = mx.cumsum(p, inclusive=False)
-    p = mx.where((before < top_p) | (mx.arange(p.size) == 0), p, 0)
+    if top_p < 1:                               # at 1 the sum's rounding would cut 0.1 % of a flat distribution
+        before = mx.cumsum(p, inclusive=False)
+        p = mx.where((before < top_p) | (mx.arange(p.size) == 0), p, 0)
     total = mx.cumsum(p)
     place = (total <= uniform * total[-1]).sum()
     # Rounding may leave uniform * total at total itself: the last token with weight, never one without.
