@@ -118,6 +118,7 @@ def test_without_a_context_length_it_is_the_stretched_original():
     (dict(vocab_size=(1 << 64) - 1), "vocab_size is 18446744073709551615, need 1 to 1048576"),
     (dict(block_count=(1 << 64) - 1), "compress_ratios is .*, need an array of at least 18446744073709551615"),
     (dict(rope__scaling__original_context_length=-1), "original_context_length is -1, need 1 to"),
+    (dict(rope__scaling__original_context_length=-1 << 63, rope__scaling__factor=1e300), "factor is 1e.300, need 1 to"),
 ])
 def test_what_the_graph_does_not_support_is_refused_by_key(changes, message):
     with pytest.raises(ModelFileError, match=message) as error:

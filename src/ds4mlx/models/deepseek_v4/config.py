@@ -59,7 +59,7 @@ class Config:
         values |= {field: source.number(key) for field, key in GGUF_FLOATS.items()}
         values["compress_ratios"] = source.ratios("attention.compress_ratios", values["num_hidden_layers"])
         values["swiglu_limit"] = source.one_limit("swiglu_clamp_exp", values["num_hidden_layers"])
-        stretched = int(min(values["rope_original_context"] * values["rope_factor"], 1 << 62))
+        stretched = int(min(max(values["rope_original_context"] * values["rope_factor"], 0), 1 << 62))
         values["max_position_embeddings"] = source.whole("context_length", default=stretched)
         source.same("attention.head_count_kv", source.whole("attention.head_count_kv"), 1)
         source.same("attention.value_length", source.whole("attention.value_length"), values["head_dim"])

@@ -166,8 +166,9 @@ def _directory_problems(file: GGUF, expected: Mapping[str, Expected]) -> Iterato
 
 def _vocabulary_problems(metadata: Mapping[str, object], config: Config) -> Iterator[str]:
     for key, only in (("tokenizer.ggml.model", "gpt2"), ("tokenizer.ggml.pre", "joyai-llm")):
-        if (found := metadata.get(key, only)) != only:
-            yield f"{key} is {found!r}, need {only!r}"
+        found = metadata.get(key, only)
+        if not isinstance(found, str) or found != only:
+            yield f"{key} is {repr(found)[:80]}, need {only!r}"
     tokens, merges = metadata.get("tokenizer.ggml.tokens"), metadata.get("tokenizer.ggml.merges")
     if not isinstance(merges, list):
         yield "tokenizer.ggml.merges is not there as an array of strings"
