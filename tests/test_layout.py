@@ -7,7 +7,7 @@ ROOTS = {"src": REPOSITORY / "src" / "ds4mlx", "metal": REPOSITORY / "metal_kern
          "tests": REPOSITORY / "tests"}
 FILES = sorted(path for root in ROOTS.values() for pattern in ("*.py", "*.metal", "*.cu", "*.cuh", "*.h")
                for path in root.rglob(pattern))
-MOST_LINES, MOST_FUNCTION_LINES = 600, 100
+MOST_LINES, MOST_FUNCTION_LINES, MOST_COLUMNS = 600, 100, 120
 SHAPELESS = {"utils", "util", "helpers", "helper", "common", "manager", "misc"}
 
 
@@ -22,6 +22,11 @@ def functions(path):
 
 def test_files_are_short():
     assert names(path for path in FILES if len(path.read_text("utf-8").splitlines()) > MOST_LINES) == []
+
+
+def test_lines_are_short():
+    assert [f"{path.name}:{number}" for path in FILES
+            for number, line in enumerate(path.read_text("utf-8").splitlines(), 1) if len(line) > MOST_COLUMNS] == []
 
 
 def test_functions_are_short():

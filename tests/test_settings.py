@@ -44,7 +44,8 @@ def test_each_kind_of_setting_is_read_from_text(name, text, value):
 
 @pytest.mark.parametrize("name, text, needed", [
     ("ctx", "many", "whole number"), ("ctx", "0", "from 1"), ("ctx", "1.5", "whole number"), ("temp", "nan", "number"),
-    ("temp", "inf", "number"), ("top_p", "1.1", "from 0 to 1"), ("prefill_chunk", "100", "128"), ("port", "70000", "65535"),
+    ("temp", "inf", "number"), ("top_p", "1.1", "from 0 to 1"), ("prefill_chunk", "100", "128"),
+    ("port", "70000", "65535"),
     ("prefill_chunk", "200", "multiple of 128"), ("kv_round", "half", "official, none"), ("cors", "maybe", "on or off"),
     ("seed", "-1", "from 0"), ("ctx", "9" * 5000, "whole number")])
 def test_a_wrong_value_is_refused_with_its_name_and_what_is_needed(name, text, needed):

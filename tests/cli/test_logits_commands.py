@@ -58,8 +58,10 @@ def test_logprobs_stop_at_the_end_of_the_answer(ds4mlx, tiny_path):
 
 
 def test_a_question_is_rendered_as_run_would(ds4mlx, tiny_path):
-    counts = {flags: json.loads(ds4mlx("logits", "-p", "Hi", "-m", tiny_path, "--npy", "x", *flags).out)["prompt_tokens"]
+    counts = {flags: json.loads(
+        ds4mlx("logits", "-p", "Hi", "-m", tiny_path, "--npy", "x", *flags).out)["prompt_tokens"]
               for flags in (("--raw-prompt",), ("--nothink",), ("--nothink", "-sys", ""), ("--think-max",))}
-    run = json.loads(ds4mlx("run", "-p", "Hi", "-m", tiny_path, "--engine", "stub", "--nothink", "--format", "json").out)
+    run = json.loads(ds4mlx("run", "-p", "Hi", "-m", tiny_path, "--engine", "stub", "--nothink", "--format",
+                            "json").out)
     assert counts["--nothink",] == run["usage"]["prompt_tokens"]
     assert counts["--raw-prompt",] < counts["--nothink", "-sys", ""] < counts["--nothink",] < counts["--think-max",]

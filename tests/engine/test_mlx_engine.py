@@ -81,7 +81,8 @@ def test_banned_and_masked_tokens_are_never_sampled(engine, session):
     assert generate(engine, session, 1, mask=mask)[0] in (3, 17)
 
 
-@pytest.mark.parametrize("penalty", [{"presence_penalty": 2.0}, {"frequency_penalty": 2.0}, {"repetition_penalty": 50.0}])
+@pytest.mark.parametrize("penalty", [{"presence_penalty": 2.0}, {"frequency_penalty": 2.0},
+                                     {"repetition_penalty": 50.0}])
 def test_penalties_count_generated_tokens_only(penalty, engine, session):
     engine.prefill(session, [3])
     lead = {token: value - float(session.logits()[token]) for token, value in ((3, 50.0), (4, 49.0))}

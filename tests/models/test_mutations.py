@@ -74,7 +74,8 @@ def unrotated(self, qr, x, chunk):
 ROUTE, SLOTS, QUERIES, VISIBLE, TABLES = (MoE.route, Compressor._slots, Indexer.queries, Attention._visible_rows,
                                           Chunk.tables)
 MUTATIONS = {
-    "mixing matrix not transposed": (ops, "hyper_post", lambda y, s, p, m: REAL["hyper_post"](y, s, p, m.swapaxes(1, 2))),
+    "mixing matrix not transposed": (
+        ops, "hyper_post", lambda y, s, p, m: REAL["hyper_post"](y, s, p, m.swapaxes(1, 2))),
     "row position at the group's last token": (compressor, "rope", LateRope),
     "carry and own halves swapped": (Compressor, "_slots", swapped),
     "own group not visible to its last token": (
@@ -121,7 +122,8 @@ def test_the_oracle_notices(name, model, expected, monkeypatch):
 def test_the_oracle_notices_a_wrong_size(change, load_oracle, oracle_file, expected):
     from ds4mlx.models.deepseek_v4.names import validate
     config = replace(validate(oracle_file), **change)
-    assert largest_difference(load_oracle(config=config), expected) > (1e-2 if "hc_sinkhorn_iters" in change else NOTICED)
+    noticed = 1e-2 if "hc_sinkhorn_iters" in change else NOTICED
+    assert largest_difference(load_oracle(config=config), expected) > noticed
 
 
 def test_the_oracle_notices_a_router_without_its_bias(load_oracle, expected):

@@ -31,7 +31,7 @@ def test_gate_and_up_of_the_chosen_experts(kind, tokens, implementation, random_
     mid = ops.expert_gate_up(mx.array(x), mx.array(selected), mx.array(weight), ops.Blocks(gate, kind),
                              ops.Blocks(mx.array(up), kind), LIMIT)
     expected = spelled_out(x, selected, weight, dequantize(gate, kind), dequantize(up, kind))
-    np.testing.assert_allclose(np.array(mid), expected, atol=2e-6)  # gate and up of about unit size; float32 sums of 256 products
+    np.testing.assert_allclose(np.array(mid), expected, atol=2e-6)  # unit size before the gate; sums of 256 products
 
 
 @pytest.mark.parametrize("kind", [kinds[1] for kinds in KINDS])

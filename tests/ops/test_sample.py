@@ -27,7 +27,8 @@ def test_temperature_divides_the_logits():
     assert [counts[i] for i in range(4)] == pytest.approx(list(1000 * p), abs=1)
 
 
-@pytest.mark.parametrize("changes, left", [({"top_k": 2}, {1, 3}), ({"min_p": 0.6}, {1, 3}), ({"min_p": 0.3}, {1, 2, 3}),
+@pytest.mark.parametrize("changes, left", [({"top_k": 2}, {1, 3}), ({"min_p": 0.6}, {1, 3}),
+                                           ({"min_p": 0.3}, {1, 2, 3}),
                                            ({"top_p": 0.5}, {1, 3}), ({"top_p": 0.3}, {1}), ({"top_p": 1e-9}, {1}),
                                            ({"top_k": 3, "min_p": 0.6, "top_p": 0.99}, {1, 3})])
 def test_what_is_cut_is_never_chosen_and_what_is_left_is(changes, left):

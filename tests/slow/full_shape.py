@@ -95,7 +95,8 @@ def layer(i: int, ratio: int) -> Iterator[tuple[str, str, tuple[int, ...], str |
     yield "ffn_gate_inp.weight", "F16", (E, D), None
     if i >= FLASH.num_hash_layers:
         yield "exp_probs_b.bias", "F32", (E,), None
-    for part, kind, shape in (("gate", "IQ2_XXS", (E, F, D)), ("up", "IQ2_XXS", (E, F, D)), ("down", "Q2_K", (E, D, F))):
+    for part, kind, shape in (("gate", "IQ2_XXS", (E, F, D)), ("up", "IQ2_XXS", (E, F, D)),
+                              ("down", "Q2_K", (E, D, F))):
         yield f"ffn_{part}_exps.weight", kind, shape, None
     for part, shape in (("gate", (F, D)), ("up", (F, D)), ("down", (D, F))):
         yield f"ffn_{part}_shexp.weight", "Q8_0", shape, None

@@ -55,7 +55,8 @@ class MLXEngine:
     def open(self, context: int) -> MLXSession:
         self._own()
         if not 0 < context <= self._config.max_position_embeddings:
-            raise ValueError(f"context of {context} tokens, the model takes 1 to {self._config.max_position_embeddings}")
+            raise ValueError(f"context of {context} tokens, the model takes 1 to "
+                             f"{self._config.max_position_embeddings}")
         return MLXSession(self._model, context)
 
     def prefill(self, session: MLXSession, tokens: Sequence[int]) -> None:

@@ -75,6 +75,6 @@ def require(plan_: MemoryPlan, context: int) -> None:
     gb = 1e9
     raise DoesNotFit(
         f"a context of {context} tokens needs {plan_.total_bytes / gb:.1f} GB (weights {plan_.weights_bytes / gb:.1f}, "
-        f"{plan_.sessions} x {plan_.session_bytes / gb:.2f} of state, {plan_.scratch_bytes / gb:.1f} of working memory), "
+        f"{plan_.sessions} x {plan_.session_bytes / gb:.2f} of state, {plan_.scratch_bytes / gb:.1f} to work in), "
         f"the limit is {plan_.limit_bytes / gb:.1f} GB; use a smaller --ctx, or raise --memory-limit-gb if the machine "
         f"has the memory")

@@ -10,7 +10,8 @@ FP4_BLOCK, FP4_MAX = 32, 6.0
 def fp8_round(row: mx.array, tail: int) -> mx.array:
     """E4M3 codes and a power-of-two scale for each 64 channels, decoded again; the last `tail` channels stay.
 
-    row [..., D] f32, D - tail a multiple of 64. scale = 2^ceil(log2(max(max|block|, 1e-4) / 448)). Returns [..., D] f32.
+    row [..., D] f32, D - tail a multiple of 64. scale = 2^ceil(log2(max(max|block|, 1e-4) / 448)).
+    Returns [..., D] f32.
     """
     return pick(fp8_reference)(row, tail)
 

@@ -7,7 +7,7 @@ from ds4mlx.ops.dispatch import pick
 def rope_tail(x: mx.array, cos: mx.array, sin: mx.array, inverse: bool = False) -> mx.array:
     """Pairs (a, b) of the last 2P channels become (a cos - b sin, a sin + b cos); `inverse` turns them back.
 
-    x [T, ..., D]; cos, sin [T, P] f32, one row a token. Returns x's shape and dtype; the first D - 2P channels as given.
+    x [T, ..., D]; cos, sin [T, P] f32, one row a token. Returns x's shape and dtype; the first D - 2P channels stay.
     Raises ValueError when D < 2P or the tokens differ.
     """
     if x.shape[0] != cos.shape[0] or x.shape[-1] < 2 * cos.shape[-1]:

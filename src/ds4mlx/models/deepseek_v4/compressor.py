@@ -51,7 +51,7 @@ class Compressor(nn.Module):
         return self.rounding(ops.rope_tail(row, mx.array(cos), mx.array(sin)))
 
     def _slots(self, a: mx.array, before: int, groups: int, empty: float) -> mx.array:
-        """The vectors that each group pools, [groups, ratio or 2 ratio, width]; `empty` where there is no group before."""
+        """The vectors that each group pools, [groups, ratio or 2 ratio, width]; `empty` where no group is before."""
         r, w = self.ratio, self.width
         own = a[before:before + groups * r].reshape(groups, r, -1)
         if not self.overlap:
