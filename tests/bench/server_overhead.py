@@ -26,9 +26,11 @@ from ds4mlx.server.app import create_app
 from ds4mlx.server.listen import bind, listen
 from ds4mlx.service.service import Service, open_service
 
-def body(prompt: str, tokens: int) -> bytes:
+def body(prompt: str, tokens: int, eos: int) -> bytes:
+    """A request for exactly `tokens` tokens: EOS cannot come."""
     return json.dumps({"messages": [{"role": "user", "content": prompt}], "thinking": False, "temperature": 0,
-                       "max_tokens": tokens, "stream": True, "stream_options": {"include_usage": True}}).encode()
+                       "max_tokens": tokens, "logit_bias": {eos: -100}, "stream": True,
+                       "stream_options": {"include_usage": True}}).encode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,18 +47,19 @@ class Round:
 def bare(engine: Engine, prompt: list[int], tokens: int, eos: int) -> Round:
     """A loop that does nothing but prefill and decode."""
     began, cpu = time.perf_counter(), time.process_time()
-    session, sampling, generated = engine.open(len(prompt) + tokens), Sampling(temperature=0.0), []
+    session, generated = engine.open(len(prompt) + tokens), []
+    sampling = Sampling(temperature=0.0, logit_bias={eos: -100.0})
     engine.prefill(session, prompt)
-    while len(generated) < tokens and eos not in generated[-1:]:
+    while len(generated) < tokens:
         row = Row(session, sampling, generated[-1] if generated else None, generated)
         generated += [step.token for step in engine.decode([row])[0]]
     session.close()
     return Round(len(generated), time.perf_counter() - began, time.process_time() - cpu)
 
 
-def client(port: int, prompt: str, tokens: int) -> tuple[int, float]:
+def client(port: int, prompt: str, tokens: int, eos: int) -> tuple[int, float]:
     """Tokens that a streaming client gets, and the seconds from sending the request to the end of the answer."""
-    content = body(prompt, tokens)
+    content = body(prompt, tokens, eos)
     with socket.create_connection(("127.0.0.1", port), timeout=600) as connection:
         began = time.perf_counter()
         connection.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
@@ -67,10 +70,10 @@ def client(port: int, prompt: str, tokens: int) -> tuple[int, float]:
     return usage["completion_tokens"], elapsed_s
 
 
-async def served(port: int, prompt: str, tokens: int) -> Round:
+async def served(port: int, prompt: str, tokens: int, eos: int) -> Round:
     cpu = time.process_time()
     process = await asyncio.create_subprocess_exec(
-        sys.executable, __file__, "--client", str(port), "--prompt", prompt, "--tokens", str(tokens),
+        sys.executable, __file__, "--client", str(port), "--prompt", prompt, "--tokens", str(tokens), "--eos", str(eos),
         stdout=asyncio.subprocess.PIPE)
     out, _ = await process.communicate()
     count, elapsed_s = json.loads(out)
@@ -86,12 +89,14 @@ async def measure(options: Namespace, settings: Settings) -> float:
     serving = asyncio.create_task(listen(create_app(service, settings), settings, bound, stop))
     engine = open_engine(settings)
     rounds = []
+    eos = service.tokenizer.eos
+    bare(engine, [0], 2, eos)  # what is loaded with the first bias is not part of a round
     for number in range(options.rounds):
         prompt = f"{number} {options.prompt}"  # a new one each time: a repeated prompt would be reused
         question = Message("user", (TextPart(prompt),))
         segments = render(Conversation((question,), thinking=False), effort_profile=service.effort_profile).segments
-        ids, eos = service.tokenizer.encode(segments), service.tokenizer.eos
-        rounds.append((bare(engine, ids, options.tokens, eos), await served(port, prompt, options.tokens)))
+        ids = service.tokenizer.encode(segments)
+        rounds.append((bare(engine, ids, options.tokens, eos), await served(port, prompt, options.tokens, eos)))
         print("bare loop {0.tokens} tokens {0.rate:8.1f} t/s   through HTTP {1.tokens} tokens {1.rate:8.1f} t/s"
               .format(*rounds[-1]), flush=True)
     engine.close()
@@ -114,10 +119,11 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=400)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--at-least", type=float, default=0.0, help="ratio below which to exit with 3")
+    parser.add_argument("--eos", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--client", type=int, metavar="PORT", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.client:
-        print(json.dumps(client(options.client, options.prompt, options.tokens)))
+        print(json.dumps(client(options.client, options.prompt, options.tokens, options.eos)))
         return 0
     settings = Settings.load("serve", {"model": options.model, "engine": options.engine, "port": 0})
     settings = replace(settings, model=resolve_model(settings))
