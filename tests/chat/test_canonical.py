@@ -1,4 +1,6 @@
 """Client noise that must not reach the prompt."""
+import time
+
 import pytest
 
 from ds4mlx.chat.canonical import canonical, clean_text, drop_billing
@@ -19,6 +21,14 @@ def test_lone_surrogates_become_replacement_characters():
     (f"a\n{BILLING}\nb", f"a\n{BILLING}\nb"), (f"quoted: {BILLING}", f"quoted: {BILLING}")])
 def test_billing_lines_vanish_from_both_ends_only(text, left):
     assert drop_billing(text) == left
+
+
+def test_many_billing_lines_in_the_middle_take_linear_time():
+    """Under 10 ms; trying each line as the first of the last ones took minutes."""
+    text = "A" + f"\n{BILLING}" * 50_000 + "\nb"
+    start = time.process_time()
+    assert drop_billing(text) == text
+    assert time.process_time() - start < 5
 
 
 def test_only_system_messages_lose_their_billing_parts():

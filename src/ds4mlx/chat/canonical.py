@@ -5,8 +5,8 @@ from dataclasses import replace
 from ds4mlx.chat.messages import Conversation, Message, TextPart
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
-_BILLING_FIRST = re.compile(r"\A(?:x-anthropic-billing-header:[^\n]*(?:\n|\Z))+")
-_BILLING_LAST = re.compile(r"(?:\nx-anthropic-billing-header:[^\n]*)+(?=\n?\Z)")
+_BILLING = "x-anthropic-billing-header:"
+_BILLING_FIRST = re.compile(rf"\A(?:{_BILLING}[^\n]*(?:\n|\Z))+")
 
 
 def clean_text(text: str) -> str:
@@ -30,5 +30,10 @@ def _without_billing(message: Message) -> Message:
 
 def drop_billing(text: str) -> str:
     """One system text without billing lines at its start and end; "" when it is nothing but such a header."""
-    text = _BILLING_LAST.sub("", _BILLING_FIRST.sub("", text))
+    text = _BILLING_FIRST.sub("", text)
+    newline = "\n" if text.endswith("\n") else ""
+    end = len(text) - len(newline)
+    while (start := text.rfind("\n", 0, end)) >= 0 and text.startswith(_BILLING, start + 1):
+        end = start  # line by line: a pattern that may begin at each of them takes quadratic time
+    text = text[:end] + newline
     return "" if text.startswith("x-anthropic-") else text
