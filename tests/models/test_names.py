@@ -111,12 +111,20 @@ def test_a_long_report_ends_with_a_count(check):
     ({"tokenizer.ggml.merges": None}, "merges is not there"),
     ({"tokenizer.ggml.token_type": [1, 2]}, "token_type has another length than 64"),
     ({"tokenizer.ggml.pre": "llama-bpe"}, "tokenizer.ggml.pre is 'llama-bpe', need 'joyai-llm'"),
-    ({"tokenizer.ggml.model": [1, 2]}, r"tokenizer.ggml.model is array\(\[1, 2\].*, need 'gpt2'"),
+    ({"tokenizer.ggml.model": [1, 2]}, r"tokenizer.ggml.model is \[1, 2\] \(2 entries\), need 'gpt2'"),
     ({"tokenizer.ggml.model": "x" * 10**6}, "tokenizer.ggml.model is 'xxx.*, need 'gpt2'")])
 def test_a_foreign_or_incomplete_file_is_refused(check, metadata, message):
     with pytest.raises(ModelFileError, match=message) as error:
         check(metadata=metadata)
     assert len(str(error.value)) < 2000
+
+
+@pytest.mark.parametrize("key", ["general.architecture", "deepseek4.block_count", "tokenizer.ggml.model"])
+@pytest.mark.parametrize("value", ["\x1b[2J" * 10_000, ["\x1b[2J" * 10_000, "\n"]])
+def test_what_a_file_says_cannot_flood_or_move_a_terminal(check, key, value):
+    with pytest.raises(ModelFileError) as error:
+        check(metadata={key: value})
+    assert len(str(error.value)) < 400 and str(error.value).isprintable()
 
 
 def test_an_absent_architecture_is_taken_from_the_keys(check):

@@ -33,6 +33,7 @@ def family_of(metadata: Mapping[str, object]) -> Family:
         found = next((name for name in FAMILIES if any(key.startswith(f"{name}.") for key in metadata)), None)
     family = FAMILIES.get(found) if isinstance(found, str) else None
     if family is None:
-        raise ModelFileError(f"general.architecture is {str(found)[:80]!r}, need one of {', '.join(FAMILIES)};"
+        shown = repr(found[:80]) if isinstance(found, str) else "absent" if found is None else "no text"
+        raise ModelFileError(f"general.architecture is {shown}, need one of {', '.join(FAMILIES)};"
                              " give a DeepSeek V4 Flash file")
     return family

@@ -204,11 +204,11 @@ class _Source:
         if found is None:
             self.missing.append(self.prefix + key)
         else:
-            self.wrong.append(f"{self.prefix}{key} is {_shown(found)}, need {needed}")
+            self.wrong.append(f"{self.prefix}{key} is {shown(found)}, need {needed}")
 
     def same(self, key: str, found: object, only: object) -> None:
         if type(found) is not type(only) or found != only:
-            self.refuse(key, found, f"{_shown(only)}")
+            self.refuse(key, found, f"{shown(only)}")
 
     def flag(self, key: str, only: bool) -> None:
         self.same(key, self.get(key, None), only)
@@ -258,11 +258,13 @@ def _plain(value: float) -> float:
     return float(str(single)) if float(single) == value else value
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
+    """A value of metadata, for an error: short, on one line, and harmless to a terminal."""
     if isinstance(value, np.ndarray | list | tuple):
-        head = ", ".join(str(entry) for entry in list(value[:4]))
-        return f"[{head}{', ...' if len(value) > 4 else ''}] ({len(value)} entries)"
-    return repr(value)[:80]
+        head = value[:4].tolist() if isinstance(value, np.ndarray) else value[:4]
+        entries = ", ".join(repr(entry)[:20] for entry in head)
+        return f"[{entries}{', ...' if len(value) > 4 else ''}] ({len(value)} entries)"
+    return repr(value[:80] if isinstance(value, str) else value)[:80]
 
 
 def _checked(config: Config, source: _Source, keys: Mapping[str, str]) -> Config:

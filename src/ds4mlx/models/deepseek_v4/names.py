@@ -8,7 +8,7 @@ import numpy as np
 from ds4mlx.errors import ModelFileError
 from ds4mlx.gguf.dequant import dequantize
 from ds4mlx.gguf.reader import GGUF
-from ds4mlx.models.deepseek_v4.config import ARCHITECTURE, Config
+from ds4mlx.models.deepseek_v4.config import ARCHITECTURE, Config, shown
 from ds4mlx.text.segments import ASSISTANT, BOS, DSML, EOS, THINK_CLOSE, THINK_OPEN, USER
 
 log = logging.getLogger(__name__)
@@ -124,7 +124,7 @@ def validate(file: GGUF) -> Config:
     """
     architecture = file.metadata.get("general.architecture", ARCHITECTURE)
     if not isinstance(architecture, str) or architecture != ARCHITECTURE:
-        raise ModelFileError(f"{file.path}: general.architecture is {str(architecture)[:80]!r}, need {ARCHITECTURE!r};"
+        raise ModelFileError(f"{file.path}: general.architecture is {shown(architecture)}, need {ARCHITECTURE!r};"
                              " give a DeepSeek V4 Flash file")
     try:
         config = Config.from_gguf(file.metadata)
@@ -168,7 +168,7 @@ def _vocabulary_problems(metadata: Mapping[str, object], config: Config) -> Iter
     for key, only in (("tokenizer.ggml.model", "gpt2"), ("tokenizer.ggml.pre", "joyai-llm")):
         found = metadata.get(key, only)
         if not isinstance(found, str) or found != only:
-            yield f"{key} is {repr(found)[:80]}, need {only!r}"
+            yield f"{key} is {shown(found)}, need {only!r}"
     tokens, merges = metadata.get("tokenizer.ggml.tokens"), metadata.get("tokenizer.ggml.merges")
     if not isinstance(merges, list):
         yield "tokenizer.ggml.merges is not there as an array of strings"
