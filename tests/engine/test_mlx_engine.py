@@ -81,6 +81,14 @@ def test_banned_and_masked_tokens_are_never_sampled(engine, session):
     assert generate(engine, session, 1, mask=mask)[0] in (3, 17)
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_with_every_token_banned_there_is_no_next_one(temperature, engine, session):
+    nothing = Sampling(temperature=temperature, banned=frozenset(range(engine.info.vocab)))
+    with pytest.raises(ValueError, match="every token is banned or masked"):
+        engine.decode([Row(session, nothing)])
+    assert session.tokens == PROMPT
+
+
 @pytest.mark.parametrize("penalty", [{"presence_penalty": 2.0}, {"frequency_penalty": 2.0},
                                      {"repetition_penalty": 50.0}])
 def test_penalties_count_generated_tokens_only(penalty, engine, session):
@@ -129,6 +137,15 @@ def test_a_damaged_state_is_refused_and_changes_nothing(damage, engine, session)
     with pytest.raises(CheckpointError):
         session.load(io.BytesIO(damage(saved.getvalue())))
     assert session.tokens == before and len(generate(engine, session, 2)) == 2
+
+
+def test_a_state_with_rows_of_a_type_that_numpy_lacks_is_refused(engine, session):
+    saved = io.BytesIO()
+    session.save(saved)
+    size, raw = int.from_bytes(saved.getvalue()[:8], "little"), saved.getvalue()
+    header = raw[8:8 + size].replace(b'"F16"', b'"BF16"')
+    with pytest.raises(CheckpointError, match="BF16"):
+        session.load(io.BytesIO(len(header).to_bytes(8, "little") + header + raw[8 + size:]))
 
 
 def test_a_state_larger_than_the_context_is_refused(engine, session):

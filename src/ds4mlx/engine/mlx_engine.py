@@ -76,12 +76,14 @@ class MLXEngine:
             row.session.feed([row.token])
         logits = row.session.next_logits()
         s = row.sampling
-        token = ops.sample(_adjusted(logits, row), uniform(s.seed, len(row.generated)), s.temperature, s.top_k,
-                           s.min_p, s.top_p)
-        logprob = logits[token] - mx.logsumexp(logits)
-        mx.eval(token, logprob)
+        adjusted = _adjusted(logits, row)
+        token = ops.sample(adjusted, uniform(s.seed, len(row.generated)), s.temperature, s.top_k, s.min_p, s.top_p)
+        logprob, allowed = logits[token] - mx.logsumexp(logits), adjusted[token] > -mx.inf
+        mx.eval(token, logprob, allowed)
         if not np.isfinite(logprob.item()):
             raise ArithmeticError("the model gave logits that are not finite; its file or the saved state is damaged")
+        if not allowed.item():
+            raise ValueError("every token is banned or masked, one at least must be left; loosen the mask")
         return Step(token.item(), logprob.item(), _best(logits, s.top_logprobs))
 
     def close(self) -> None:

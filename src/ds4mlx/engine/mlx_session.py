@@ -105,7 +105,7 @@ class MLXSession:
         raw = src.read()
         try:
             arrays = container.load(raw)
-        except SafetensorError as error:
+        except (SafetensorError, KeyError) as error:  # KeyError: a type that NumPy lacks
             raise CheckpointError(f"not a saved state: {error}") from error
         n = schema.check(self._model.config, arrays, np.array(mx.zeros(0, self._model.rounding.dtype)).dtype)
         if not 0 < n <= self.context:
