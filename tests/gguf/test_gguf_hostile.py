@@ -138,6 +138,20 @@ def test_billions_of_strings_in_a_hole_end_at_the_header_limit(tmp_path):
         GGUF.open(path)
 
 
+@pytest.mark.parametrize("value", [
+    pack("<IIQ", 9, 8, 1_600_000) + text(b"ab") * 1_600_000, pack("<I", 8) + text("😀".encode() + bytes(16_000_000))])
+def test_the_largest_header_takes_under_150_mb_as_strings(tmp_path, value):
+    assert 0.9 < len(value) / MAX_HEADER_BYTES < 1
+    (tmp_path / "m.gguf").write_bytes(header([text(b"k") + value]))
+    tracemalloc.start()
+    try:
+        with GGUF.open(tmp_path / "m.gguf") as file:
+            assert len(file.metadata["k"]) >= 1_600_000
+        assert tracemalloc.get_traced_memory()[1] < 150e6
+    finally:
+        tracemalloc.stop()
+
+
 @pytest.mark.parametrize("name, message", [
     ("missing.gguf", "no such file"), (".", "not a regular file"), ("pipe", "not a regular file"),
     ("nul\0byte", "cannot be read")])

@@ -28,8 +28,9 @@ SCALARS: dict[int, np.dtype] = {type_id: np.dtype(code) for type_id, code in (
     (10, "<u8"), (11, "<i8"), (12, "<f8"))}
 DEFAULT_ALIGNMENT = 32
 
-# A Flash header is 5.3 MB with 60 keys and 1328 tensors. The limits bound time and memory on a hostile file.
-MAX_HEADER_BYTES = 64 << 20
+# A Flash header is 5.3 MB with 60 keys and 1328 tensors. The limits bound time and memory on a hostile file: as strings
+# of two characters, or as text with one emoji in it, a header takes 7 times its size.
+MAX_HEADER_BYTES = 16 << 20
 MAX_KEYS = MAX_TENSORS = 1 << 16
 MAX_NAME_BYTES = 1 << 10
 MAX_DIMS = 4
@@ -269,7 +270,7 @@ def _numbers(cursor: _Cursor, what: str, type_id: int, count: int) -> np.ndarray
 def _alignment(cursor: _Cursor, values: Mapping[str, Value | _Strings]) -> int:
     alignment = values.get("general.alignment", DEFAULT_ALIGNMENT)
     if type(alignment) is not int or not 0 < alignment <= MAX_ALIGNMENT or alignment & (alignment - 1):
-        found = alignment if isinstance(alignment, int | float) else type(alignment).__name__
+        found = alignment if isinstance(alignment, int | float) else "no number"
         raise cursor.error(f"metadata key general.alignment is {found}, need a power of two up to {MAX_ALIGNMENT}")
     return alignment
 
