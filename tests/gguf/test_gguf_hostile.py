@@ -1,6 +1,7 @@
 """Damaged, hostile and foreign files give one clear error: no other traceback, no hang, no large allocation."""
 import os
 import random
+import sys
 import tracemalloc
 from struct import pack
 
@@ -50,7 +51,7 @@ HOSTILE = {
     "alignment is 0": header([text(b"general.alignment") + pack("<II", 4, 0)]),
     "alignment is 24": header([text(b"general.alignment") + pack("<II", 4, 24)]),
     "alignment is 2147483648": header([text(b"general.alignment") + pack("<II", 4, 1 << 31)]),
-    "alignment is str": header([text(b"general.alignment") + pack("<I", 8) + text(b"32")]),
+    "alignment is no number": header([text(b"general.alignment") + pack("<I", 8) + text(b"32")]),
     "a has 0 dimensions": header(tensors=[tensor(b"a", ())]),
     "a has 1000 dimensions": header(tensors=[tensor(b"a", rank=1000)]),
     "a has dimensions [8, 0], none": header(tensors=[tensor(b"a", (8, 0))]) + DATA,
@@ -138,18 +139,13 @@ def test_billions_of_strings_in_a_hole_end_at_the_header_limit(tmp_path):
         GGUF.open(path)
 
 
-@pytest.mark.parametrize("value", [
-    pack("<IIQ", 9, 8, 1_600_000) + text(b"ab") * 1_600_000, pack("<I", 8) + text("😀".encode() + bytes(16_000_000))])
-def test_the_largest_header_takes_under_150_mb_as_strings(tmp_path, value):
-    assert 0.9 < len(value) / MAX_HEADER_BYTES < 1
-    (tmp_path / "m.gguf").write_bytes(header([text(b"k") + value]))
-    tracemalloc.start()
-    try:
-        with GGUF.open(tmp_path / "m.gguf") as file:
-            assert len(file.metadata["k"]) >= 1_600_000
-        assert tracemalloc.get_traced_memory()[1] < 150e6
-    finally:
-        tracemalloc.stop()
+def test_the_largest_header_takes_under_150_mb_as_strings(tmp_path):
+    string = text("😀".encode())  # 80 bytes in memory and 8 in a list, for 12 in the file: the worst there is
+    count = MAX_HEADER_BYTES // len(string) - 10
+    (tmp_path / "m.gguf").write_bytes(header([text(b"k") + pack("<IIQ", 9, 8, count) + string * count]))
+    with GGUF.open(tmp_path / "m.gguf") as file:
+        strings = file.metadata["k"]
+    assert len(strings) == count and sys.getsizeof(strings) + count * sys.getsizeof(strings[0]) < 150e6
 
 
 @pytest.mark.parametrize("name, message", [
