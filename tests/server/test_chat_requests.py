@@ -2,6 +2,7 @@
 import dataclasses
 import gzip
 import json
+import re
 import socket
 import zlib
 
@@ -153,6 +154,22 @@ def test_a_tool_keeps_its_schema_as_received_but_for_strict():
     tool, = read(tools=[TOOL]).turn.conversation.tools
     assert tool.schema == {"name": "ls", "parameters": {"type": "object"}}
     assert read(functions=[TOOL["function"]]).turn.conversation.tools == (tool,)
+
+
+def test_numbers_reach_the_prompt_as_they_were_spelled(serve, tokenizer):
+    """In schemas, formats and arguments sent as an object; and fields spelled so oddly are the numbers they are."""
+    prompts = []
+    server = serve(script=lambda prompt: prompts.append(list(prompt)) or [tokenizer.eos])
+    odd = '{"a": 1e3, "b": 1.0, "c": -1.50E+2, "d": 12345678901234567890, "e": 0.10000000000000000555}'
+    call = f'{{"role": "assistant", "tool_calls": [{{"id": "1", "function": {{"name": "ls", "arguments": {odd}}}}}]}}'
+    result = '{"role": "tool", "content": "", "tool_call_id": "1"}'
+    body = (f'{{"messages": [{{"role": "user", "content": "Hi"}}, {call}, {result}], '
+            f'"tools": [{{"type": "function", "function": {{"name": "ls", "parameters": {odd}}}}}], '
+            f'"response_format": {{"type": "json_schema", "json_schema": {odd}}}, "temperature": 1e0, "top_k": 5.0, '
+            '"seed": 1e2, "reasoning_effort": 5e1, "max_tokens": 1.0e0}')
+    answer, prompt = server.post(content=body), tokenizer.decode(prompts[-1])
+    assert answer.status_code == 200 and prompt.count(odd) == 2
+    assert re.findall('string="false">(.*?)<', prompt) == re.findall(r': (.*?)[,}]', odd)
 
 
 def test_hosted_tools_without_a_function_are_skipped():

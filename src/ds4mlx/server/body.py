@@ -1,10 +1,12 @@
 """Request bodies: bytes of bounded size -> one JSON object."""
 import asyncio
 import json
+import math
 import zlib
 
 from starlette.requests import Request
 
+from ds4mlx.chat.json_text import Number
 from ds4mlx.chat.messages import Json
 from ds4mlx.errors import BadRequest
 
@@ -82,9 +84,10 @@ def _check_nesting(value: Json) -> None:
                  for item in (parent.values() if isinstance(parent, dict) else parent)]
 
 
-def _finite(text: str) -> float:
-    value = float(text)
-    if value in (float("inf"), float("-inf")):
+def _finite(text: str) -> Number:
+    """A float that goes into a prompt, as in a tool's schema, as it was spelled."""
+    value = Number(text)
+    if math.isinf(value):
         raise ValueError(f"{text[:40]} is too large for a number")
     return value
 

@@ -2,11 +2,12 @@
 from collections.abc import Iterator, Sequence
 
 from ds4mlx.chat.canonical import clean_text
+from ds4mlx.chat.json_text import Number
 from ds4mlx.chat.messages import Json
 from ds4mlx.errors import BadRequest
 
-_KINDS = {bool: "a boolean", int: "an integer", float: "a number", str: "a string", list: "an array",
-          dict: "an object", type(None): "null"}
+_KINDS = {bool: "a boolean", int: "an integer", float: "a number", Number: "a number", str: "a string",
+          list: "an array", dict: "an object", type(None): "null"}
 
 
 def found(value: Json) -> str:
