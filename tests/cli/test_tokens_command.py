@@ -72,6 +72,18 @@ def test_text_that_cannot_be_read_exits_with_1(tokens, tmp_path, content, messag
     assert code == 1 and printed.out == "" and message in printed.err and printed.err.count("\n") == 1
 
 
+@pytest.mark.parametrize("source", ["--prompt-file", "--render"])
+def test_a_source_without_end_is_not_read_to_it(tokens, source):
+    code, printed = tokens(source, "/dev/zero")
+    assert code == 1 and "larger than 64 MiB" in printed.err
+
+
+def test_a_rendered_conversation_cannot_be_literal(tokens, tmp_path):
+    (tmp_path / "messages.json").write_text('[{"role": "user", "content": "Hello"}]')
+    code, printed = tokens("--render", tmp_path / "messages.json", "--literal")
+    assert code == 2 and printed.out == "" and "--literal" in printed.err
+
+
 @pytest.mark.parametrize("body", ['[{"role": "user", "content": "Hello"}]',
                                   '{"messages": [{"role": "user", "content": [{"type": "text", "text": "Hello"}]}]}'])
 def test_a_conversation_is_rendered_as_the_server_does(tokens, tmp_path, body):

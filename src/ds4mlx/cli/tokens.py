@@ -3,16 +3,15 @@ import json
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ds4mlx.cli.options import add_model_flags, settings_from
-from ds4mlx.errors import BadRequest
+from ds4mlx.cli.prompt import chat_body_of_file, question
+from ds4mlx.errors import UsageError
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
 
-    from ds4mlx.server.fields import Fields
     from ds4mlx.text.tokenizer import Tokenizer
 
 
@@ -38,11 +37,12 @@ def add_parser(subparsers: "_SubParsersAction[ArgumentParser]") -> None:
 def run(args: Namespace) -> int:
     """Print to standard output. Raises BadRequest for input that cannot be used, ModelFileError for the model's."""
     if args.render is not None:
+        if args.literal:
+            raise UsageError("--literal is for a text; a conversation that --render shows has no control tokens in it")
         lines = _rendered(args)
     else:
-        from ds4mlx.chat.canonical import clean_text
         from ds4mlx.cli.model import open_tokenizer
-        text = clean_text(args.prompt) if args.prompt is not None else _text(args.prompt_file)
+        text = question(args)
         tokenizer = open_tokenizer(args)
         ids = tokenizer.encode_literal(text) if args.literal else tokenizer.encode_marked(text)
         lines = listing(tokenizer, ids)
@@ -56,25 +56,19 @@ def _rendered(args: Namespace) -> Iterator[str]:
     from ds4mlx.chat.dialects.deepseek_v4 import render
     from ds4mlx.cli.model import resolve_model
     from ds4mlx.gguf.reader import GGUF
+    from ds4mlx.server.fields import Fields
     from ds4mlx.server.openai_chat import read_chat
     from ds4mlx.service.service import effort_profile
     from ds4mlx.text.segments import rendered_text
     from ds4mlx.text.tokenizer import Tokenizer
     settings = settings_from(args)
-    conversation = canonical(read_chat(_request(_read(args.render)), settings).turn.conversation)
+    conversation = canonical(read_chat(Fields(chat_body_of_file(args.render)), settings).turn.conversation)
     with GGUF.open(resolve_model(settings)) as file:
         tokenizer, profile = Tokenizer.from_gguf(file.metadata), effort_profile(settings, file.metadata)
     prompt = render(conversation, effort_profile=profile, default_effort=settings.default_effort,
                     layout=settings.prompt_layout)
     yield rendered_text(prompt.segments)
     yield json.dumps(tokenizer.encode(prompt.segments))
-
-
-def _request(raw: bytes) -> "Fields":
-    """A chat request; an array alone is its messages."""
-    from ds4mlx.server.body import parse_object
-    from ds4mlx.server.fields import Fields
-    return Fields(parse_object(b'{"messages":%s}' % raw if raw.lstrip().startswith(b"[") else raw))
 
 
 def listing(tokenizer: "Tokenizer", ids: list[int]) -> Iterator[str]:
@@ -88,19 +82,3 @@ def escaped(piece: bytes) -> str:
     """Bytes as one line of text: `\\n`, `\\u200d` and the like for what does not print, `\\xe4` for half characters."""
     text = piece.replace(b"\\", b"\\\\").decode("utf-8", "backslashreplace")
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-
-
-def _text(name: str) -> str:
-    raw = _read(name)
-    try:
-        return raw.decode("utf-8")
-    except UnicodeDecodeError as fault:
-        raise BadRequest(f"{name}: byte {fault.start} is not UTF-8; convert the file first") from fault
-
-
-def _read(name: str) -> bytes:
-    """The content of a file, or of standard input for "-"."""
-    try:
-        return sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
-    except OSError as fault:
-        raise BadRequest(f"{name}: {fault.strerror}; give the path of a file, or - for standard input") from fault
