@@ -8,6 +8,7 @@ import pytest
 from ds4mlx.cli.model import engine_lock, is_tiny, resolve_model
 from ds4mlx.config import Settings
 from ds4mlx.errors import Ds4Error, ModelFileError
+from ds4mlx.gguf.reader import GGUF
 from ds4mlx.tiny.build import cache_path
 
 
@@ -32,6 +33,14 @@ def test_asked_for_by_name_it_needs_no_notice(capsys):
 def test_the_linked_file_comes_before_the_tiny_model(tmp_path, capsys):
     (tmp_path / "ds4flash.gguf").write_bytes(b"GGUF")
     assert resolve_model(Settings()) == Path("ds4flash.gguf") and capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("name, message", [
+    ("n" * 300, "File name too long"), ("loop", "symbolic link"), ("nul\0", "null")])
+def test_a_path_that_cannot_be_looked_up_says_why(tmp_path, name, message):
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(ModelFileError, match=message):
+        GGUF.open(resolve_model(Settings(model=Path(name))))
 
 
 def test_a_dangling_link_is_named_as_one(tmp_path):

@@ -30,9 +30,13 @@ def resolve_model(settings: Settings) -> Path:
     if named == TINY:
         from ds4mlx.tiny.build import cached
         return cached()
-    if not named.exists():
+    try:
+        named.stat()
+    except FileNotFoundError:
         found = "a link to a file that is gone" if named.is_symlink() else "no such file"
-        raise ModelFileError(f"{named}: {found} (looked for {named.absolute()}); {GET_ONE}")
+        raise ModelFileError(f"{named}: {found} (looked for {named.absolute()}); {GET_ONE}") from None
+    except (OSError, ValueError):
+        pass  # opening it says why it cannot be read
     return named
 
 
