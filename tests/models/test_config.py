@@ -111,6 +111,7 @@ def test_without_a_context_length_it_is_the_stretched_original():
     (dict(attention__output_group_count=0), "output_group_count is 0, need 1 to"),
     (dict(attention__output_group_count=3), "head_count is 4, need a multiple of the 3 output groups"),
     (dict(expert_used_count=9), "expert_used_count is 9, need at most the 8 experts"),
+    (dict(expert_count=64, expert_used_count=64), "expert_used_count is 64, need 1 to 16"),  # it bounds hash tables
     (dict(hash_layer_count=6), "hash_layer_count is 6, need at most the 5 layers"),
     (dict(attention__indexer__key_length=96), "indexer.key_length is 96, need a power of two"),
     (dict(attention__key_length=160, attention__value_length=160), "key_length is 160, need 64 rotary"),
