@@ -2,6 +2,7 @@
 import json
 import time
 
+import numpy as np
 import pytest
 import tokenizers
 from hypothesis import given, settings
@@ -162,7 +163,9 @@ def test_token_bytes_are_exact_and_unknown_ids_an_error(v4_tokenizer):
 
 
 DAMAGE = [("model", "llama", "tokenizer.ggml.model is 'llama', need 'gpt2'"),
-          ("pre", None, "tokenizer.ggml.pre is None"),
+          ("pre", None, "tokenizer.ggml.pre is absent"), ("model", np.arange(30), "tokenizer.ggml.model is ndarray"),
+          ("model", "\n" * 10_000, "tokenizer.ggml.model is"), ("merges", ["\n" * 10_000], "not two tokens"),
+          ("tokens", ["\n" * 10_000] * 2, "appears twice"),
           ("tokens", 7, "tokenizer.ggml.tokens is int"), ("tokens", ["a"], "control tokens .*are missing"),
           ("tokens", ["a", "a"], "'a' appears twice"), ("tokens", [b"a"], "other values than strings"),
           ("tokens", list(CONTROL_LITERALS), "no id for"), ("merges", ["a b c"], "not two tokens"),
@@ -171,8 +174,9 @@ DAMAGE = [("model", "llama", "tokenizer.ggml.model is 'llama', need 'gpt2'"),
 
 @pytest.mark.parametrize("key, value, message", DAMAGE)
 def test_a_damaged_vocabulary_is_refused_by_name(gguf_metadata, key, value, message):
-    with pytest.raises(ModelFileError, match=message):
+    with pytest.raises(ModelFileError, match=message) as error:
         Tokenizer.from_gguf(gguf_metadata | {f"tokenizer.ggml.{key}": value})
+    assert len(str(error.value)) < 500 and str(error.value).isprintable()
 
 
 def test_merges_that_would_forge_a_control_token_are_refused(gguf_metadata):

@@ -55,7 +55,7 @@ class Tokenizer:
         ids = {token: i for i, token in tokens.items()}
         if len(ids) < len(tokens):
             twice = next(token for i, token in tokens.items() if ids[token] != i)
-            raise ModelFileError(f"{source}: token {twice!r} appears twice; every token needs one id")
+            raise ModelFileError(f"{source}: token {_shown(twice)} appears twice; every token needs one id")
         missing = [literal for literal in CONTROL_LITERALS if literal not in ids]
         if missing:
             raise ModelFileError(f"{source}: control tokens {' '.join(missing)} are missing; "
@@ -76,8 +76,9 @@ class Tokenizer:
     def from_gguf(cls, metadata: Mapping[str, object]) -> "Tokenizer":
         """From a GGUF's metadata. Token types are not read: what merges reach is text, what they do not is not."""
         for key, needed in (("tokenizer.ggml.model", "gpt2"), ("tokenizer.ggml.pre", "joyai-llm")):
-            if metadata.get(key) != needed:
-                raise ModelFileError(f"{key} is {metadata.get(key)!r}, need {needed!r}; "
+            found = metadata.get(key)
+            if not isinstance(found, str) or found != needed:
+                raise ModelFileError(f"{key} is {_shown(found)}, need {needed!r}; "
                                      "other tokenizers are not supported, get a DeepSeek V4 Flash file")
         tokens = _strings(metadata, "tokenizer.ggml.tokens")
         merges = _strings(metadata, "tokenizer.ggml.merges")
@@ -98,7 +99,7 @@ class Tokenizer:
         except (KeyError, TypeError, AttributeError, IndexError) as fault:
             raise ModelFileError(f"{name}: not a byte-level BPE tokenizer.json ({fault!r})") from fault
         if patterns != SPLITS:
-            raise ModelFileError(f"{name}: splits text by {patterns!r}, need those of joyai-llm")
+            raise ModelFileError(f"{name}: splits text by {str(patterns)[:200]}, need those of joyai-llm")
         if not all(isinstance(i, int) and 0 <= i < 1 << 24 and isinstance(token, str) for i, token in tokens.items()):
             raise ModelFileError(f"{name}: the vocabulary must map strings to ids from 0 to {(1 << 24) - 1}")
         return cls(tokens, merges, name)
@@ -177,7 +178,7 @@ def _mergeable(ids: Mapping[str, int], merges: Sequence[tuple[str, str]], source
     """
     spellings = set(BYTE_OF).union(*merges, map("".join, merges))
     if missing := spellings - ids.keys():
-        raise ModelFileError(f"{source}: no id for {min(missing)!r}, which is a byte or part of a merge; "
+        raise ModelFileError(f"{source}: no id for {_shown(min(missing))}, which is a byte or part of a merge; "
                              "the file is damaged")
     foreign = set("".join(spellings)) - BYTE_OF.keys()
     forged = spellings.intersection(CONTROL_LITERALS)
@@ -206,10 +207,15 @@ def _spelling_bytes(spelling: str) -> bytes:
         return spelling.encode("utf-8", "replace")
 
 
+def _shown(value: object) -> str:
+    """What a file holds, for an error: short and on one line."""
+    return repr(value[:80]) if isinstance(value, str) else "absent" if value is None else type(value).__name__
+
+
 def _strings(metadata: Mapping[str, object], key: str) -> list[str]:
     values = metadata.get(key)
     if isinstance(values, str) or not isinstance(values, Sequence) or not values:
-        raise ModelFileError(f"{key} is {type(values).__name__}, need an array of strings; get a complete model file")
+        raise ModelFileError(f"{key} is {_shown(values)}, need an array of strings; get a complete model file")
     if not all(isinstance(value, str) for value in values):
         raise ModelFileError(f"{key} holds other values than strings; get a complete model file")
     return list(values)
@@ -219,7 +225,7 @@ def _pair(merge: str | Sequence[str], source: str) -> tuple[str, str]:
     """"a b" or ["a", "b"] -> (a, b)."""
     parts = merge.split(" ") if isinstance(merge, str) else list(merge)
     if len(parts) != 2 or not all(isinstance(part, str) and part for part in parts):
-        raise ModelFileError(f"{source}: merge {merge!r} is not two tokens and one space; the file is damaged")
+        raise ModelFileError(f"{source}: merge {_shown(merge)} is not two tokens and one space; the file is damaged")
     return parts[0], parts[1]
 
 
