@@ -5,7 +5,8 @@ import numpy as np
 
 from ds4mlx.gguf.writer import write_gguf
 from ds4mlx.models.deepseek_v4.config import FLASH
-from ds4mlx.models.deepseek_v4.names import REQUIRED_TOKENS, expected_tensors
+from ds4mlx.models.deepseek_v4.names import expected_tensors
+from ds4mlx.text.segments import CONTROL_LITERALS
 
 SMALL = replace(
     FLASH, vocab_size=64, hidden_size=256, num_hidden_layers=5, num_attention_heads=4, head_dim=128, q_lora_rank=64,
@@ -14,7 +15,7 @@ SMALL = replace(
 
 
 def metadata_of(config):
-    tokens = [*REQUIRED_TOKENS, *(f"token{i}" for i in range(config.vocab_size - len(REQUIRED_TOKENS)))]
+    tokens = [*CONTROL_LITERALS, *(f"token{i}" for i in range(config.vocab_size - len(CONTROL_LITERALS)))]
     return config.to_gguf() | {
         "general.name": "a model", "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "joyai-llm",
         "tokenizer.ggml.tokens": tokens, "tokenizer.ggml.merges": ["t o"]}

@@ -14,6 +14,7 @@ from ds4mlx.models.deepseek_v4.config import FLASH, PRO
 from ds4mlx.models.deepseek_v4.names import expected_tensors, validate
 from ds4mlx.models.fingerprint import weights_fp
 from ds4mlx.models.registry import family_of
+from ds4mlx.text.segments import CONTROL_LITERALS
 
 
 @pytest.fixture
@@ -111,6 +112,8 @@ def test_a_long_report_ends_with_a_count(check):
     ({"tokenizer.ggml.merges": None}, "merges is not there"),
     ({"tokenizer.ggml.token_type": [1, 2]}, "token_type has another length than 64"),
     ({"tokenizer.ggml.pre": "llama-bpe"}, "tokenizer.ggml.pre is 'llama-bpe', need 'joyai-llm'"),
+    ({"tokenizer.ggml.pre": None}, "tokenizer.ggml.pre is None, need 'joyai-llm'"),
+    ({"tokenizer.ggml.tokens": [*CONTROL_LITERALS[:7], *map(str, range(57))]}, "tokens lacks .*latest_reminder"),
     ({"tokenizer.ggml.model": [1, 2]}, r"tokenizer.ggml.model is \[1, 2\] \(2 entries\), need 'gpt2'"),
     ({"tokenizer.ggml.model": "x" * 10**6}, "tokenizer.ggml.model is 'xxx.*, need 'gpt2'")])
 def test_a_foreign_or_incomplete_file_is_refused(check, metadata, message):

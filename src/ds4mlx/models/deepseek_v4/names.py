@@ -9,7 +9,7 @@ from ds4mlx.errors import ModelFileError
 from ds4mlx.gguf.dequant import dequantize
 from ds4mlx.gguf.reader import GGUF
 from ds4mlx.models.deepseek_v4.config import ARCHITECTURE, Config, shown
-from ds4mlx.text.segments import ASSISTANT, BOS, DSML, EOS, THINK_CLOSE, THINK_OPEN, USER
+from ds4mlx.text.segments import CONTROL_LITERALS
 
 log = logging.getLogger(__name__)
 
@@ -19,7 +19,6 @@ HALF = ("F16", "F32", "BF16")                               # F16 in published f
 EMBEDDING = ("F16", "F32", "BF16", "Q8_0")
 DENSE = ("Q8_0", "F16", "F32", "BF16", "Q4_K")              # Q8_0 in published files
 EXPERTS = ("IQ2_XXS", "Q2_K", "Q4_K", "MXFP4", "Q8_0", "F16", "BF16", "F32")
-REQUIRED_TOKENS = (BOS, EOS, USER, ASSISTANT, THINK_OPEN, THINK_CLOSE, DSML)
 MAX_REPORTED = 20
 
 
@@ -166,7 +165,7 @@ def _directory_problems(file: GGUF, expected: Mapping[str, Expected]) -> Iterato
 
 def _vocabulary_problems(metadata: Mapping[str, object], config: Config) -> Iterator[str]:
     for key, only in (("tokenizer.ggml.model", "gpt2"), ("tokenizer.ggml.pre", "joyai-llm")):
-        found = metadata.get(key, only)
+        found = metadata.get(key)
         if not isinstance(found, str) or found != only:
             yield f"{key} is {shown(found)}, need {only!r}"
     tokens, merges = metadata.get("tokenizer.ggml.tokens"), metadata.get("tokenizer.ggml.merges")
@@ -175,7 +174,7 @@ def _vocabulary_problems(metadata: Mapping[str, object], config: Config) -> Iter
     if not isinstance(tokens, list) or len(tokens) != config.vocab_size:
         found = f"has {len(tokens)} entries" if isinstance(tokens, list) else "is not there as an array of strings"
         yield f"tokenizer.ggml.tokens {found}, need {config.vocab_size}"
-    elif missing := set(REQUIRED_TOKENS).difference(tokens):
+    elif missing := set(CONTROL_LITERALS).difference(tokens):
         yield f"tokenizer.ggml.tokens lacks {' '.join(sorted(missing))}"
     kinds = metadata.get("tokenizer.ggml.token_type")
     if kinds is not None and (not isinstance(kinds, np.ndarray) or len(kinds) != config.vocab_size):
