@@ -174,6 +174,18 @@ def test_the_plan_grows_with_context_and_sessions(engine):
     assert large.total_bytes - large.scratch_bytes > small.total_bytes - small.scratch_bytes + 2 * small.session_bytes
 
 
+@pytest.mark.parametrize("context", [130, 700, 2100])
+def test_a_full_session_with_all_its_marks_holds_no_more_than_planned(context, engine):
+    import mlx.core as mx
+    before, session = mx.get_active_memory(), engine.open(context)
+    for _ in range(20):
+        engine.prefill(session, [7] * (context // 20))
+        session.mark()
+    engine.prefill(session, [7] * (context % 20))
+    held, planned = mx.get_active_memory() - before, engine.plan(context, 1).session_bytes
+    assert 0.3 * planned < held < planned  # a mark is planned with all groups open, the largest it can be
+
+
 def test_live_buffers_stay_bounded_while_decoding(engine, session):
     import mlx.core as mx
     generate(engine, session, 5)

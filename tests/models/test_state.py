@@ -18,6 +18,13 @@ def test_rows_keep_what_was_appended_while_the_buffer_grows(rng):
     np.testing.assert_array_equal(np.array(rows.view()), all_of_them)
 
 
+def test_a_buffer_does_not_grow_past_what_the_context_can_fill():
+    rows = Rows(4, mx.float32, most=700)
+    for count in (1, 255, 300, 144):
+        rows.append(mx.ones((count, 4)))
+    assert rows.count == len(rows.buffer) == 700
+
+
 def test_rows_cut_back_are_written_over_and_earlier_views_stay(rng):
     rows = Rows(4, mx.float32)
     rows.append(mx.ones((10, 4)))
@@ -31,6 +38,11 @@ def test_rows_cut_back_are_written_over_and_earlier_views_stay(rng):
 def test_size_of_a_flash_state_in_half_precision(tokens, size):
     frontiers = 11_479_040 + 129_280 * 4 + tokens * 4 + 21 * 2 * 4 * 4 * (512 + 128)
     assert schema.session_bytes(FLASH, tokens, 2) == pytest.approx(size, abs=frontiers)
+
+
+def test_a_mark_of_a_flash_state_does_not_depend_on_its_length():
+    window, frontiers, logits = 5.64e6, 11_479_040, 129_280 * 4
+    assert schema.mark_bytes(FLASH, 2) == pytest.approx(window + frontiers + logits, rel=0.05)  # slots never read again
 
 
 @pytest.mark.parametrize("tokens", [0, 3, 4, 7, 8, 127, 128, 130])

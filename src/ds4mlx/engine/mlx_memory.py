@@ -3,11 +3,14 @@ import os
 
 import mlx.core as mx
 
+from ds4mlx.engine.mlx_session import MARKS
 from ds4mlx.engine.protocol import MemoryPlan
 from ds4mlx.errors import DoesNotFit
 from ds4mlx.gguf.reader import GGUF
 from ds4mlx.models.deepseek_v4 import schema
+from ds4mlx.models.deepseek_v4.attention import QUERY_BLOCK
 from ds4mlx.models.deepseek_v4.config import Config
+from ds4mlx.models.deepseek_v4.indexer import SCORE_FLOATS
 from ds4mlx.models.deepseek_v4.names import expected_tensors
 from ds4mlx.models.deepseek_v4.weights import SPARSE
 from ds4mlx.ops import device
@@ -49,23 +52,34 @@ def weights_bytes(file: GGUF, config: Config) -> int:
     return sum(spans.values())
 
 
-def scratch_bytes(config: Config, chunk: int) -> int:
-    """Working memory of a prefill chunk: streams and their mix, queries and outputs, experts' middle, scores, and the
-    largest decoded matrix. An upper estimate, in float32."""
+def session_bytes(config: Config, context: int, row_bytes: int) -> int:
+    """A full state, and what it can be rewound to: a mark holds its own window, frontiers and logits."""
+    marks = min(MARKS + 1, context)  # one more while they are thinned
+    return schema.session_bytes(config, context, row_bytes) + marks * schema.mark_bytes(config, row_bytes)
+
+
+def scratch_bytes(config: Config, chunk: int, context: int) -> int:
+    """Working memory of a prefill chunk at the end of the context: streams and their mix, queries and outputs, experts'
+    middle, the largest decoded matrix; keys and scores of one block of queries, index scores, and a layer's rows while
+    its buffer grows. An upper estimate, in float32."""
     c = config
     per_token = 6 * c.hc_mult * c.hidden_size + 3 * c.num_attention_heads * c.head_dim \
         + 3 * c.num_experts_per_tok * c.moe_intermediate_size
     if 4 in c.compress_ratios:
         per_token += 2 * c.index_n_heads * c.index_head_dim
-    attended = 128 * (2 * c.sliding_window + c.index_topk) * (2 * c.num_attention_heads + c.head_dim)
-    return 4 * (chunk * per_token + attended + 3 * (1 << 25))
+    chosen = min(c.index_topk, context // 4) if 4 in c.compress_ratios else 0
+    seen = 2 * c.sliding_window + max(chosen, context // 128 if 128 in c.compress_ratios else 0)
+    attended = QUERY_BLOCK * (4 * c.num_attention_heads * seen + 2 * c.head_dim * chosen)
+    rows = max((context // ratio for ratio in c.compress_ratios if ratio), default=0)
+    scored = 2 * SCORE_FLOATS if rows > chosen > 0 else 0
+    return 4 * (chunk * per_token + attended + scored + rows * c.head_dim + 3 * (1 << 25))
 
 
 def plan(file: GGUF, config: Config, context: int, sessions: int, row_bytes: int, chunk: int,
          limit: int) -> MemoryPlan:
     """`sessions` full states of `context` tokens beside the weights."""
-    return MemoryPlan(weights_bytes(file, config), schema.session_bytes(config, context, row_bytes), sessions,
-                      scratch_bytes(config, min(chunk, context)), limit)
+    return MemoryPlan(weights_bytes(file, config), session_bytes(config, context, row_bytes), sessions,
+                      scratch_bytes(config, min(chunk, context), context), limit)
 
 
 def require(plan_: MemoryPlan, context: int) -> None:

@@ -29,7 +29,7 @@ class MLXSession:
     def __init__(self, model: Model, context: int) -> None:
         self.tokens: list[int] = []
         self.context = context
-        self.cache: list[LayerState] = model.make_cache()
+        self.cache: list[LayerState] = model.make_cache(context)
         self._model = model
         self._next: mx.array | None = None
         self._marks: list[Mark] = []
@@ -112,7 +112,7 @@ class MLXSession:
             raise CheckpointError(f"state covers {n} tokens, this session takes 1 to {self.context}")
         if not np.isfinite(arrays["logits"]).all():
             raise CheckpointError("state holds logits that are not finite; it is damaged")
-        cache = self._model.make_cache()
+        cache = self._model.make_cache(self.context)
         for i, layer in enumerate(cache):
             layer.offset, layer.window = n, mx.array(arrays[f"L{i}.raw"])
             for rows, frontier, c in _compressors(i, layer):

@@ -83,6 +83,6 @@ class Model(nn.Module):
         x = hyper.collapse(streams, self.hc_head_fn, self.hc_head_scale, self.hc_head_base, self.config)
         return self.head(rms(x, self.config.rms_norm_eps, self.norm))
 
-    def make_cache(self) -> list[LayerState]:
-        """A fresh state: one per layer, covering no token."""
-        return [LayerState(self.config, i, self.rounding) for i in range(self.config.num_hidden_layers)]
+    def make_cache(self, context: int | None = None) -> list[LayerState]:
+        """A fresh state: one per layer, covering no token, with no more room than `context` tokens need if given."""
+        return [LayerState(self.config, i, self.rounding, context) for i in range(self.config.num_hidden_layers)]

@@ -78,5 +78,15 @@ def unpack_frontier(stored: np.ndarray, tokens: int, ratio: int) -> np.ndarray:
 
 def session_bytes(config: Config, tokens: int, row_bytes: int) -> int:
     """Bytes of a state that covers `tokens`, with rows of `row_bytes` a number."""
-    return sum(int(np.prod(a.shape, dtype=np.int64)) * (row_bytes if a.rows else 4)
-               for a in arrays(config, tokens).values())
+    return _bytes(arrays(config, tokens), row_bytes)
+
+
+def mark_bytes(config: Config, row_bytes: int) -> int:
+    """Bytes of what is not append-only, at most: the window, the frontiers and the logits, whatever the length."""
+    fullest = arrays(config, 128 * config.sliding_window - 1)  # a whole window, every group one token short
+    held = {name: a for name, a in fullest.items() if not name.endswith(("tokens", ".comp", ".index"))}
+    return _bytes(held, row_bytes)
+
+
+def _bytes(of: Mapping[str, Array], row_bytes: int) -> int:
+    return sum(int(np.prod(a.shape, dtype=np.int64)) * (row_bytes if a.rows else 4) for a in of.values())

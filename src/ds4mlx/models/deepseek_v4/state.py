@@ -37,20 +37,23 @@ class Rounding:
 
 
 class Rows:
-    """Append-only rows [count, width] in a buffer that grows by half; cutting back only lowers the count."""
+    """Append-only rows [count, width] in a buffer that grows by half, while it can to no more than `most` rows; cutting
+    back only lowers the count."""
 
-    __slots__ = ("count", "_buffer")
+    __slots__ = ("count", "most", "_buffer")
 
-    def __init__(self, width: int, dtype: mx.Dtype) -> None:
-        self.count = 0
+    def __init__(self, width: int, dtype: mx.Dtype, most: int | None = None) -> None:
+        self.count, self.most = 0, most
         self._buffer = mx.zeros((0, width), dtype)
 
     def append(self, rows: mx.array) -> None:
         end = self.count + rows.shape[0]
         if end > self._buffer.shape[0]:
             grown = max(end, self._buffer.shape[0] * 3 // 2)
-            room = -(-grown // GROW_ROWS) * GROW_ROWS - self.count
-            fresh = mx.zeros((room, self._buffer.shape[1]), self._buffer.dtype)
+            size = -(-grown // GROW_ROWS) * GROW_ROWS
+            if self.most is not None:
+                size = max(end, min(size, self.most))
+            fresh = mx.zeros((size - self.count, self._buffer.shape[1]), self._buffer.dtype)
             self._buffer = mx.concatenate([self._buffer[:self.count], fresh])
         self._buffer[self.count:end] = rows.astype(self._buffer.dtype)
         self.count = end
@@ -70,9 +73,9 @@ class CompressorState:
 
     __slots__ = ("rows", "k", "s")
 
-    def __init__(self, ratio: int, width: int, dtype: mx.Dtype) -> None:
+    def __init__(self, ratio: int, width: int, dtype: mx.Dtype, context: int | None) -> None:
         wide = width * 2 if ratio == 4 else width
-        self.rows = Rows(width, dtype)
+        self.rows = Rows(width, dtype, None if context is None else context // ratio)
         self.k, self.s = mx.zeros((0, wide)), mx.zeros((0, wide))
 
 
@@ -85,14 +88,20 @@ class LayerMark:
 
 
 class LayerState:
-    """One layer's cache, in the shape that mlx-lm expects of one (`offset`, `state`, `nbytes`, not trimmable)."""
+    """One layer's cache, in the shape that mlx-lm expects of one (`offset`, `state`, `nbytes`, not trimmable).
 
-    def __init__(self, config: Config, layer: int, rounding: Rounding) -> None:
+    With a `context` its buffers never grow past what that many tokens need.
+    """
+
+    def __init__(self, config: Config, layer: int, rounding: Rounding, context: int | None = None) -> None:
         self.ratio = config.compress_ratios[layer]
         self.offset = 0                                                       # tokens taken in
         self.window = mx.zeros((0, config.head_dim), rounding.dtype)          # the last sliding_window raw rows
-        self.compressed = CompressorState(self.ratio, config.head_dim, rounding.dtype) if self.ratio else None
-        self.index = CompressorState(4, config.index_head_dim, rounding.dtype) if self.ratio == 4 else None
+        self.compressed = self.index = None
+        if self.ratio:
+            self.compressed = CompressorState(self.ratio, config.head_dim, rounding.dtype, context)
+        if self.ratio == 4:
+            self.index = CompressorState(4, config.index_head_dim, rounding.dtype, context)
 
     def compressors(self) -> list[CompressorState]:
         return [c for c in (self.compressed, self.index) if c is not None]
