@@ -59,6 +59,8 @@ class Attention(nn.Module):
             block = slice(b, b + len(t))
             rows, rows_mask = self._visible_rows(t, block, index, state)
             parts.append(ops.attend(q[block], *self._window(t, window, chunk), rows, rows_mask, self.attn_sink))
+            if chunk.size > QUERY_BLOCK:
+                mx.eval(parts[-1])  # or the keys and scores of several blocks would be alive at once
         return parts[0] if len(parts) == 1 else mx.concatenate(parts)
 
     def _window(self, t: np.ndarray, window: mx.array, chunk: Chunk) -> tuple[mx.array, mx.array]:

@@ -34,8 +34,12 @@ class Indexer(nn.Module):
         q, weight as from `queries`; rows [C, width], C > k; visible [T]: query t sees rows below visible[t].
         """
         tokens = max(1, SCORE_FLOATS // (self.heads * rows.shape[0]))
-        return mx.concatenate([self._select(q[t:t + tokens], weight[t:t + tokens], rows, visible[t:t + tokens])
-                               for t in range(0, q.shape[0], tokens)])
+        parts = []
+        for t in range(0, q.shape[0], tokens):
+            parts.append(self._select(q[t:t + tokens], weight[t:t + tokens], rows, visible[t:t + tokens]))
+            if tokens < q.shape[0]:
+                mx.eval(parts[-1])  # or the scores of several parts would be alive at once
+        return mx.concatenate(parts)
 
     def _select(self, q: mx.array, weight: mx.array, rows: mx.array, visible: np.ndarray) -> mx.array:
         scores = ops.index_scores(q, weight, rows)
