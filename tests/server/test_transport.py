@@ -152,6 +152,21 @@ def test_a_socket_left_behind_is_replaced_and_another_file_is_not(tmp_path):
         bind(Settings(host=f"unix:{path}"))
 
 
+def test_a_socket_that_is_served_is_not_taken_over(tmp_path):
+    settings = Settings(host=f"unix:{tmp_path / 'socket'}")
+    with bind(settings) as first:
+        first.listen()
+        with pytest.raises(Ds4Error, match="in use"):
+            bind(settings)
+        assert (tmp_path / "socket").is_socket()
+
+
+@pytest.mark.parametrize("host", ["unix:", "a" * 300 + ".x"])
+def test_a_host_that_can_be_no_address_is_one_clear_error(host):
+    with pytest.raises(Ds4Error, match="cannot listen on .* choose another"):
+        bind(Settings(host=host, port=0))
+
+
 def test_ipv6_addresses_are_written_in_brackets():
     try:
         bound = bind(Settings(host="::1", port=0))

@@ -31,14 +31,16 @@ def bind(settings: Settings) -> socket.socket:
             bound.close()
             raise
         return bound
-    except (OSError, OverflowError) as fault:
-        raise Ds4Error(f"cannot listen on {settings.host}:{settings.port} ({fault}); "
-                       "choose another --host or --port") from fault
+    except (OSError, ValueError) as fault:
+        place = settings.host if path != settings.host else f"{settings.host}:{settings.port}"
+        raise Ds4Error(f"cannot listen on {place} ({fault}); choose another --host or --port") from fault
 
 
 def _bind_unix(path: str) -> socket.socket:
-    """A socket that an earlier run left behind is replaced; any other file is not."""
-    if os.path.exists(path) and stat.S_ISSOCK(os.stat(path).st_mode):
+    """A socket that an earlier run left behind is replaced; one that is served, and any other file, is not."""
+    if not path:
+        raise ValueError("a path is needed after unix:")
+    if os.path.exists(path) and stat.S_ISSOCK(os.stat(path).st_mode) and not _is_served(path):
         os.unlink(path)
     bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -47,6 +49,18 @@ def _bind_unix(path: str) -> socket.socket:
         bound.close()
         raise
     return bound
+
+
+def _is_served(path: str) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+        client.settimeout(1.0)
+        try:
+            client.connect(path)
+        except ConnectionRefusedError:
+            return False
+        except OSError:  # too busy to answer, or not ours to ask
+            pass
+    return True
 
 
 def url(bound: socket.socket) -> str:
