@@ -132,5 +132,6 @@ def effort_profile(settings: Settings, metadata: Mapping[str, object]) -> Effort
     """Which effort texts the checkpoint was trained on: as set, else by the checkpoint's name in the file."""
     if settings.effort_profile != "auto":
         return settings.effort_profile
-    name = metadata.get("ds4mlx.checkpoint") or metadata.get("general.name") or ""
-    return "0731" if "0731" in str(name) else "preview"
+    names = [metadata.get("ds4mlx.checkpoint"), metadata.get("general.name")]
+    name = next((name for name in names if isinstance(name, str) and name), "")
+    return "0731" if "0731" in name else "preview"

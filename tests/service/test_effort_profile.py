@@ -1,0 +1,18 @@
+"""Which effort texts a file's checkpoint takes, by the names in its metadata."""
+import numpy as np
+import pytest
+
+from ds4mlx.config import Settings
+from ds4mlx.service.service import effort_profile
+
+
+@pytest.mark.parametrize("checkpoint, name, profile", [
+    ("flash-0731", None, "0731"), (None, "DeepSeek V4 Flash 0731", "0731"), (None, "DeepSeek V4 Flash", "preview"),
+    ("flash-preview", "made from 0731", "preview"), ("", "flash-0731", "0731"), (None, None, "preview"),
+    (np.array([1, 2]), "flash-0731", "0731"), (["0731", "b"], None, "preview"), (731, np.array([]), "preview")])
+def test_the_checkpoint_decides_then_the_name_where_they_are_text(checkpoint, name, profile):
+    assert effort_profile(Settings(), {"ds4mlx.checkpoint": checkpoint, "general.name": name}) == profile
+
+
+def test_what_the_user_says_comes_first():
+    assert effort_profile(Settings(effort_profile="preview"), {"general.name": "flash-0731"}) == "preview"
