@@ -1,4 +1,5 @@
 """Silence, clients that leave, queues and shutdown: what happens around an answer while it is computed."""
+import asyncio
 import json
 import socket
 import threading
@@ -6,7 +7,11 @@ import time
 
 import pytest
 
+from ds4mlx.chat.events import Finish
+from ds4mlx.chat.messages import Conversation, Message, TextPart
+from ds4mlx.engine.protocol import Sampling
 from ds4mlx.engine.stub import Gate
+from ds4mlx.service.turn import Turn
 
 
 def request_bytes(**fields):
@@ -134,6 +139,20 @@ def test_a_client_that_reads_nothing_is_dropped(serve, connect):
     read_until(client, b'"role"')
     until(lambda: idle(server))
     assert server.chat(max_tokens=1)["usage"]["completion_tokens"] == 1
+
+
+def test_an_answer_that_is_read_too_slowly_ends_in_an_error_and_not_as_if_complete(serve):
+    server = serve("x" * 20_000, settings={"send_stall_timeout": 0.1, "ctx": 30_000})
+    turn = Turn(Conversation((Message("user", (TextPart("Hi"),)),), thinking=False), Sampling())
+
+    def on_loop(work):
+        return asyncio.run_coroutine_threadsafe(work, server.loop).result(10)
+
+    answer = on_loop(server.service.run(turn))
+    until(lambda: idle(server))  # the mailbox is full of what nobody took
+    events = on_loop(answer.batch())
+    end = events[-1] if isinstance(events[-1], Finish) else on_loop(answer.batch())[-1]
+    assert (end.reason, end.error_code) == ("error", "slow_reader") and "too slowly" in end.error
 
 
 def test_at_shutdown_the_active_answer_ends_and_the_queued_is_refused(serve, connect):

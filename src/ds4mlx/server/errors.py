@@ -10,7 +10,7 @@ Shape = Callable[[BadRequest], dict[str, Json]]
 
 OPENAI_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error", 500: "server_error",
                 503: "server_error", 507: "server_error"}
-STATUS_OF_CODE = {"out_of_memory": 507, "shutting_down": 503, "loading": 503, "failed": 503}
+STATUS_OF_CODE = {"out_of_memory": 507, "shutting_down": 503, "loading": 503, "failed": 503, "slow_reader": 408}
 
 
 def openai_shape(fault: BadRequest) -> dict[str, Json]:

@@ -167,7 +167,7 @@ class Answer:
         deadline = time.monotonic() + self._stall_timeout_s
         while not self._mailbox.wait_for_room(0.05) and self._why is None:
             if time.monotonic() > deadline:
-                self.cancel("the client reads too slowly")
+                self.cancel("slow_reader")
 
     def _bytes(self, token: int) -> bytes:
         try:
@@ -225,9 +225,14 @@ class _Samplings:
 
 def _end_by_fault(fault: Exception, usage: Usage) -> Finish:
     if isinstance(fault, Cancelled):
-        if str(fault) != "shutting_down":
-            return Finish("cancelled", usage)
-        fault = refusal("closed")
+        match str(fault):
+            case "shutting_down":
+                fault = refusal("closed")
+            case "slow_reader":  # it may still read on, and must not take what it has for the whole answer
+                fault = BadRequest("the answer was given up: it was read too slowly; read faster or raise "
+                                   "--send-stall-timeout", code="slow_reader", status=408)
+            case _:
+                return Finish("cancelled", usage)
     if isinstance(fault, DoesNotFit | MemoryError):
         return Finish("error", usage, error=f"out of memory: {fault}", error_code="out_of_memory")
     if isinstance(fault, BadRequest):
