@@ -110,6 +110,13 @@ def test_a_body_over_the_limit_is_a_413_with_its_length_declared_or_not(serve):
     assert server.chat()["choices"]
 
 
+def test_a_prompt_far_too_long_is_refused_by_its_beginning(serve):
+    server = serve(settings={"ctx": 64})
+    status, fault = error(server, json={"messages": [{"role": "user", "content": "x" * 1_000_000}]})
+    assert (status, fault["code"]) == (400, "context_length_exceeded")
+    assert 128 < fault["n_prompt_tokens"] < 100_000 and "prompt is at least" in fault["message"]
+
+
 def test_a_prompt_as_long_as_the_context_is_refused_with_both_numbers(serve):
     status, fault = error(serve(settings={"ctx": 64}), json={"messages": [{"role": "user", "content": "x" * 60}]})
     assert (status, fault["code"], fault["param"]) == (400, "context_length_exceeded", "messages")
