@@ -85,6 +85,12 @@ def test_a_name_cannot_steer_the_terminal(tmp_path, capsys):
     assert "\x1b" not in out and "a\N{REPLACEMENT CHARACTER}[2Jb" in out
 
 
+def test_a_name_without_end_is_cut(tmp_path, capsys):
+    run(write_model(tmp_path / "m.gguf", metadata_of(SMALL) | {"general.name": "n" * 10**6}, tensors_of(SMALL)))
+    name, = (line for line in capsys.readouterr().out.splitlines() if line.startswith("name "))
+    assert 200 <= len(name) < 300
+
+
 def test_the_source_checkpoint_is_shown_where_the_file_says_it(tmp_path, capsys):
     metadata = metadata_of(SMALL) | {"ds4mlx.checkpoint": "flash-0731", "ds4mlx.source_fp": "ab" * 32}
     run(write_model(tmp_path / "m.gguf", metadata, tensors_of(SMALL)), "--json")

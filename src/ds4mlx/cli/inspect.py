@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 CONTEXTS = (8192, 32768, 131072, 262144, 524288, 1048576)
 SESSIONS = (1, 4)
+MAX_TEXT = 200  # characters of a name that are shown
 ROW_BYTES = 2  # a state's rows are half precision by default
 
 
@@ -113,11 +114,11 @@ def summarize(file: "GGUF") -> Summary:
 
 
 def _text(metadata: Mapping[str, object], key: str) -> str:
-    """A value fit for a terminal: a file's name must not move its cursor."""
+    """A value fit for a terminal: a file's name must not move its cursor, or fill it."""
     value = metadata.get(key)
     if not isinstance(value, str):
         return ""
-    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in value)
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in value[:MAX_TEXT])
 
 
 def _layers(config: "Config") -> dict[str, int]:
