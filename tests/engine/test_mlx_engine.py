@@ -4,6 +4,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from ds4mlx import ops
 from ds4mlx.config import Settings
 from ds4mlx.engine.mlx_engine import open_mlx, uniform
 from ds4mlx.engine.protocol import Row, Sampling
@@ -120,6 +121,16 @@ def test_marks_thin_out_but_the_first_and_the_last_stay(engine):
         engine.prefill(session, [5 + i])
         session.mark()
     assert session.rewind(39) == 39 and session.rewind(1) == 1
+
+
+def test_a_failure_in_the_middle_of_the_layers_leaves_the_session_as_it_was(engine, session, monkeypatch):
+    expected, calls = generate(engine, session, 5), iter([ops.expert_down] * 3)
+    assert session.rewind(0) == 0
+    engine.prefill(session, PROMPT)
+    with monkeypatch.context() as patch, pytest.raises(StopIteration):
+        patch.setattr(ops, "expert_down", lambda *args: next(calls)(*args))
+        engine.prefill(session, list(range(200)))
+    assert session.tokens == PROMPT and generate(engine, session, 5) == expected
 
 
 def test_a_saved_state_goes_on_with_the_same_tokens(engine, session):

@@ -20,7 +20,7 @@ MARK_EVERY = 2048     # tokens of prefill between automatic marks
 class Mark:
     length: int
     layers: tuple[LayerMark, ...]
-    logits: mx.array
+    logits: mx.array | None    # None at length 0
 
 
 class MLXSession:
@@ -33,13 +33,13 @@ class MLXSession:
         self._model = model
         self._next: mx.array | None = None
         self._marks: list[Mark] = []
-        self._start = Mark(0, tuple(layer.mark() for layer in self.cache), mx.zeros(0))
+        self._start = self._here()
 
     def feed(self, tokens: list[int]) -> None:
         """Take tokens in. On failure the session is as it was before."""
         if len(self.tokens) + len(tokens) > self.context:
             raise ValueError(f"{len(self.tokens)} + {len(tokens)} tokens, context is {self.context}")
-        before = Mark(len(self.tokens), tuple(layer.mark() for layer in self.cache), self._next)
+        before = self._here()
         try:
             streams = self._model.streams(mx.array(tokens, mx.int32), self.cache)
             self._next = self._model.logits(streams[-1:])[0]
@@ -63,7 +63,7 @@ class MLXSession:
     def mark(self) -> None:
         if not self.tokens or self._marks and self._marks[-1].length == len(self.tokens):
             return
-        self._marks.append(Mark(len(self.tokens), tuple(layer.mark() for layer in self.cache), self.next_logits()))
+        self._marks.append(self._here())
         if len(self._marks) > MARKS:
             del self._marks[self._least_useful()]
 
@@ -83,10 +83,13 @@ class MLXSession:
         del self.tokens[mark.length:]
         return mark.length
 
+    def _here(self) -> Mark:
+        return Mark(len(self.tokens), tuple(layer.mark() for layer in self.cache), self._next)
+
     def _go_to(self, mark: Mark) -> None:
         for layer, state in zip(self.cache, mark.layers, strict=True):
             layer.rewind(state)
-        self._next = mark.logits if mark.length else None
+        self._next = mark.logits
 
     def save(self, out: BinaryIO) -> None:
         """The arrays of schema.arrays in a safetensors container, rows in the dtype they are held in."""
