@@ -1,5 +1,6 @@
 """The graph against an independent implementation of the model, run in float32."""
 import io
+from dataclasses import replace
 
 import mlx.core as mx
 import numpy as np
@@ -38,6 +39,14 @@ def test_logits_in_one_shot_and_in_chunks(n, sizes, model, expected):
 @pytest.mark.parametrize("n", [5, 130])
 def test_logits_token_by_token(n, model, expected):
     np.testing.assert_allclose(run(model, expected[f"p{n}.input_ids"], [1]), expected[f"p{n}.logits"], atol=LIMIT)
+
+
+@pytest.mark.parametrize("sizes", [[37], [1, 3, 97, 700]], ids=str)
+def test_leading_layers_of_ratio_128_as_pro_has_them(sizes, load_oracle, expected):
+    model, ids = load_oracle(), expected["p300.input_ids"]
+    model.config = replace(model.config, compress_ratios=(128, 128, 4, 128, 4))
+    model.layers[0].attn = model.layers[1].attn = model.layers[3].attn
+    np.testing.assert_allclose(run(model, ids, sizes), run(model, ids, [300]), atol=LIMIT)
 
 
 @pytest.mark.parametrize("n", PROMPTS)
