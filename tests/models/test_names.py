@@ -13,7 +13,7 @@ from ds4mlx.gguf.reader import GGUF
 from ds4mlx.models.deepseek_v4.config import FLASH, PRO
 from ds4mlx.models.deepseek_v4.names import expected_tensors, validate
 from ds4mlx.models.fingerprint import weights_fp
-from ds4mlx.models.registry import family_of
+from ds4mlx.models.registry import family_of, label
 from ds4mlx.text.segments import CONTROL_LITERALS
 
 
@@ -139,6 +139,13 @@ def test_the_registry_names_the_architecture_it_cannot_run():
     assert family_of({"deepseek4.block_count": 43}).architecture == "deepseek4"
     with pytest.raises(ModelFileError, match="'llama', need one of deepseek4"):
         family_of({"general.architecture": "llama", "deepseek4.block_count": 43})
+
+
+@pytest.mark.parametrize("value, shown", [
+    ("a\x1b[2Jb", "a\ufffd[2Jb"), ("n" * 10**6, "n" * 200), ("DeepSeek V4 Flash", "DeepSeek V4 Flash"), (None, ""),
+    (np.array([1, 2]), ""), (["a"], "")])
+def test_a_name_in_a_file_is_shown_as_one_harmless_label(value, shown):
+    assert label({"general.name": value}, "general.name") == shown
 
 
 def fingerprint(path, metadata=None, tensors=None):

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 CONTEXTS = (8192, 32768, 131072, 262144, 524288, 1048576)
 SESSIONS = (1, 4)
-MAX_TEXT = 200  # characters of a name that are shown
 ROW_BYTES = 2  # a state's rows are half precision by default
 
 
@@ -95,7 +94,7 @@ class Summary:
 def summarize(file: "GGUF") -> Summary:
     """Validates the file first. Raises ModelFileError."""
     from ds4mlx.models.fingerprint import weights_fp
-    from ds4mlx.models.registry import family_of
+    from ds4mlx.models.registry import family_of, label
     family = family_of(file.metadata)
     names, schema = family.role("names"), family.role("schema")
     config = names.validate(file)
@@ -105,20 +104,12 @@ def summarize(file: "GGUF") -> Summary:
     sizes = {context: schema.session_bytes(config, context, ROW_BYTES) for context in contexts}
     fingerprint = weights_fp(file)
     return Summary(
-        file=str(file.path), file_bytes=len(file.map), name=_text(file.metadata, "general.name"),
-        checkpoint=_text(file.metadata, "ds4mlx.checkpoint"), architecture=family.architecture,
-        weights_fp=fingerprint, base_fp=_text(file.metadata, "ds4mlx.source_fp") or fingerprint,
+        file=str(file.path), file_bytes=len(file.map), name=label(file.metadata, "general.name"),
+        checkpoint=label(file.metadata, "ds4mlx.checkpoint"), architecture=family.architecture,
+        weights_fp=fingerprint, base_fp=label(file.metadata, "ds4mlx.source_fp") or fingerprint,
         layers=_layers(config), config=asdict(config), families=families, weights_bytes=weights,
         memory=tuple(Memory(context, size, {n: weights + n * size for n in SESSIONS})
                      for context, size in sizes.items()))
-
-
-def _text(metadata: Mapping[str, object], key: str) -> str:
-    """A value fit for a terminal: a file's name must not move its cursor, or fill it."""
-    value = metadata.get(key)
-    if not isinstance(value, str):
-        return ""
-    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in value[:MAX_TEXT])
 
 
 def _layers(config: "Config") -> dict[str, int]:

@@ -15,6 +15,7 @@ from ds4mlx.engine.protocol import MemoryPlan, ModelInfo, Row, Sampling, Step
 from ds4mlx.gguf.reader import GGUF
 from ds4mlx.models.deepseek_v4 import names, weights
 from ds4mlx.models.fingerprint import weights_fp
+from ds4mlx.models.registry import label
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +44,7 @@ class MLXEngine:
         mlx_memory.reserve(plan)
         self._model = weights.load(file, self._config, settings.kv_round)
         self.info = ModelInfo(
-            name=str(file.metadata.get("general.name", Path(file.path).stem)),
+            name=label(file.metadata, "general.name") or Path(file.path).stem,
             context=self._config.max_position_embeddings, vocab=self._config.vocab_size, quant=_quant(file),
             backend=f"mlx ({'cpu' if ops.device() == 'cpu' else 'gpu'})", fingerprint=weights_fp(file))
 

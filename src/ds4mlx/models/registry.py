@@ -23,6 +23,9 @@ FAMILIES: dict[str, Family] = {family.architecture: family for family in (
 )}
 
 
+MAX_LABEL = 200  # characters
+
+
 def family_of(metadata: Mapping[str, object]) -> Family:
     """The family of a model file, by its architecture or, where it has none, by its keys.
 
@@ -37,3 +40,11 @@ def family_of(metadata: Mapping[str, object]) -> Family:
         raise ModelFileError(f"general.architecture is {shown}, need one of {', '.join(FAMILIES)};"
                              " give a DeepSeek V4 Flash file")
     return family
+
+
+def label(metadata: Mapping[str, object], key: str) -> str:
+    """A name in a model file, fit for a terminal: it must not move its cursor, or fill it. "" where there is none."""
+    value = metadata.get(key)
+    if not isinstance(value, str):
+        return ""
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in value[:MAX_LABEL])
