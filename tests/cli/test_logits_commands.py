@@ -65,3 +65,10 @@ def test_a_question_is_rendered_as_run_would(ds4mlx, tiny_path):
                             "json").out)
     assert counts["--nothink",] == run["usage"]["prompt_tokens"]
     assert counts["--raw-prompt",] < counts["--nothink", "-sys", ""] < counts["--nothink",] < counts["--think-max",]
+
+
+def test_the_prompt_is_the_one_that_run_and_the_server_make(ds4mlx, tiny_path):
+    asked = ["-p", "Hi", "-m", tiny_path, "--effort-profile", "preview", "--think-max"]  # max has no room in 32,768
+    shown = json.loads(ds4mlx("logits", *asked, "--npy", "out.npy").out)
+    answered = json.loads(ds4mlx("run", *asked, "-n", "1", "--format", "json", "--engine", "stub").out)
+    assert shown["prompt_tokens"] == answered["usage"]["prompt_tokens"]

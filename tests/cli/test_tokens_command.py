@@ -103,6 +103,14 @@ def test_the_effort_text_is_that_of_the_checkpoint(tokens, tmp_path):
     assert "Reasoning Effort: Absolute maximum" in named and "Reasoning Effort" not in preview
 
 
+def test_an_effort_that_the_context_has_no_room_for_is_lowered_as_by_the_server(tokens, tmp_path):
+    def rendered(effort):
+        request = {"messages": [{"role": "user", "content": "Hello"}], "reasoning_effort": effort}
+        (tmp_path / "messages.json").write_text(json.dumps(request))
+        return tokens("--render", tmp_path / "messages.json", "--effort-profile", "preview")[1].out
+    assert rendered("max") == rendered("high")
+
+
 @pytest.mark.parametrize("body", ["", "{", "[]", "{}", '[{"role": "critic", "content": "x"}]', "[" * 10_000, "7"])
 def test_a_conversation_that_cannot_be_rendered_exits_with_1(tokens, tmp_path, body):
     (tmp_path / "messages.json").write_text(body)

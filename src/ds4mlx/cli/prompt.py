@@ -82,14 +82,11 @@ def prompt_ids(text: str, args: Namespace, settings: "Settings", tokenizer: "Tok
     """The prompt of one question, rendered as `run` and the server would."""
     if args.raw_prompt:
         return raw_ids(text, tokenizer)
-    from ds4mlx.chat.dialects.deepseek_v4 import render
     from ds4mlx.server.fields import Fields
     from ds4mlx.server.openai_chat import read_chat
-    from ds4mlx.service.service import effort_profile
+    from ds4mlx.service.service import prompt_for
     conversation = read_chat(Fields(chat_body(text, args.system)), settings).turn.conversation
-    prompt = render(conversation, effort_profile=effort_profile(settings, metadata),
-                    default_effort=settings.default_effort, layout=settings.prompt_layout)
-    return tokenizer.encode(prompt.segments)
+    return tokenizer.encode(prompt_for(conversation, settings, metadata).segments)
 
 
 def raw_ids(text: str, tokenizer: "Tokenizer") -> list[int]:

@@ -90,22 +90,10 @@ async def _ask(args: Namespace, service: "Service", body: "dict[str, Json]", tex
     if args.stop:
         body["stop"] = args.stop
     turn = read_chat(Fields(body), settings).turn
-    return _complete(service, turn, text) if args.raw_prompt and text is not None else await service.run(turn)
-
-
-def _complete(service: "Service", turn: "Turn", text: str) -> "Answer":
-    """The continuation of literal text: no conversation, so no reasoning and no tools."""
-    import asyncio
-
-    from ds4mlx.cli.prompt import checked_length, raw_ids
-    from ds4mlx.service.mailbox import Mailbox
-    from ds4mlx.service.turn import Answer, EncodedPrompt
-    ids = checked_length(raw_ids(text, service.tokenizer), service.context)
-    answer = Answer(turn, EncodedPrompt(ids, len(ids), False), min(service.settings.tokens, service.context - len(ids)),
-                    tokenizer=service.tokenizer, scheduler=service.scheduler,
-                    mailbox=Mailbox(asyncio.get_running_loop()), stall_timeout_s=service.settings.send_stall_timeout)
-    service.scheduler.submit(answer)
-    return answer
+    if args.raw_prompt and text is not None:
+        from ds4mlx.cli.prompt import raw_ids
+        return service.complete(turn, raw_ids(text, service.tokenizer))
+    return await service.run(turn)
 
 
 def _writer(args: Namespace, model: str) -> "Writer":

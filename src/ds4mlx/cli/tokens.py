@@ -52,21 +52,17 @@ def run(args: Namespace) -> int:
 
 def _rendered(args: Namespace) -> Iterator[str]:
     """The prompt that the server would make of a chat request, and its ids as a JSON array."""
-    from ds4mlx.chat.canonical import canonical
-    from ds4mlx.chat.dialects.deepseek_v4 import render
     from ds4mlx.cli.model import resolve_model
     from ds4mlx.gguf.reader import GGUF
     from ds4mlx.server.fields import Fields
     from ds4mlx.server.openai_chat import read_chat
-    from ds4mlx.service.service import effort_profile
+    from ds4mlx.service.service import prompt_for
     from ds4mlx.text.segments import rendered_text
     from ds4mlx.text.tokenizer import Tokenizer
     settings = settings_from(args)
-    conversation = canonical(read_chat(Fields(chat_body_of_file(args.render)), settings).turn.conversation)
+    conversation = read_chat(Fields(chat_body_of_file(args.render)), settings).turn.conversation
     with GGUF.open(resolve_model(settings)) as file:
-        tokenizer, profile = Tokenizer.from_gguf(file.metadata), effort_profile(settings, file.metadata)
-    prompt = render(conversation, effort_profile=profile, default_effort=settings.default_effort,
-                    layout=settings.prompt_layout)
+        tokenizer, prompt = Tokenizer.from_gguf(file.metadata), prompt_for(conversation, settings, file.metadata)
     yield rendered_text(prompt.segments)
     yield json.dumps(tokenizer.encode(prompt.segments))
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from ds4mlx.chat.canonical import canonical
 from ds4mlx.chat.dialects.deepseek_v4 import DEFAULT_EFFORT, gate_effort, render
 from ds4mlx.chat.dialects.deepseek_v4_templates import EffortProfile
+from ds4mlx.chat.dialects.prompt import Prompt
 from ds4mlx.chat.messages import Conversation, Effort
 from ds4mlx.config import Settings
 from ds4mlx.engine.open import open_engine
@@ -59,14 +60,25 @@ class Service:
     async def run(self, turn: Turn) -> Answer:
         """The turn's events. Whatever can be known beforehand is raised here, before there is a stream: BadRequest."""
         loop = asyncio.get_running_loop()
+        conversation, prompt = await loop.run_in_executor(self._pool, self._encode, turn)
+        wanted = wanted_effort(turn.conversation, self.settings, self.effort_profile)
+        lowered = conversation.effort if conversation.effort != wanted and conversation.thinking else None
+        if lowered and not self._warned_of_effort:
+            self._warned_of_effort = True
+            log.warning("reasoning effort %s needs a larger context than %d tokens; using %s", wanted,
+                        self.context, lowered)
+        return self._submit(replace(turn, conversation=conversation), prompt, lowered)
+
+    def complete(self, turn: Turn, ids: list[int]) -> Answer:
+        """What follows `ids`, whatever they are: of the turn, all but its conversation counts. Raises BadRequest."""
+        return self._submit(turn, EncodedPrompt(ids, len(ids), thinking=False))
+
+    def _submit(self, turn: Turn, prompt: EncodedPrompt, lowered: Effort | None = None) -> Answer:
         self._check_bias(turn)
-        conversation, lowered = self._with_effort(canonical(turn.conversation))
-        prompt = await loop.run_in_executor(self._pool, self._encode, conversation, turn)
         self._check_length(len(prompt.ids), turn)
         wanted = self.settings.tokens if turn.max_tokens is None else turn.max_tokens
-        answer = Answer(replace(turn, conversation=conversation), prompt,
-                        min(wanted, self.context - len(prompt.ids)), tokenizer=self.tokenizer,
-                        scheduler=self.scheduler, mailbox=Mailbox(loop),
+        answer = Answer(turn, prompt, min(wanted, self.context - len(prompt.ids)), tokenizer=self.tokenizer,
+                        scheduler=self.scheduler, mailbox=Mailbox(asyncio.get_running_loop()),
                         stall_timeout_s=self.settings.send_stall_timeout, lowered_effort=lowered)
         self.scheduler.submit(answer)
         return answer
@@ -85,29 +97,15 @@ class Service:
     def health(self) -> Health:
         return Health(self.scheduler.state, self.scheduler.active, self.scheduler.queued)
 
-    def _encode(self, conversation: Conversation, turn: Turn) -> EncodedPrompt:
+    def _encode(self, turn: Turn) -> tuple[Conversation, EncodedPrompt]:
         """Takes a while for a long conversation. The two parts may be encoded apart: the second, where there is one,
         begins with a control token."""
+        conversation = settled(turn.conversation, self.settings, self.effort_profile, self.context)
         prompt = render(conversation, effort_profile=self.effort_profile, layout=self.settings.prompt_layout)
         self._check_hopeless(prompt.segments, turn)
         said, opening = prompt.segments[:prompt.ends[-1]], prompt.segments[prompt.ends[-1]:]
         ids = self.tokenizer.encode(said)
-        return EncodedPrompt(ids + self.tokenizer.encode(opening), len(ids), prompt.thinking)
-
-    def _with_effort(self, conversation: Conversation) -> tuple[Conversation, Effort | None]:
-        """The conversation with its effort decided and its tools in the order the settings want; the effort again if
-        it is lower than asked for."""
-        wanted = conversation.effort or self.settings.default_effort or DEFAULT_EFFORT[self.effort_profile]
-        effort: Effort = gate_effort(wanted, self.effort_profile, self.context, self.settings.think_max_min_ctx)
-        if effort != wanted and conversation.thinking and not self._warned_of_effort:
-            self._warned_of_effort = True
-            log.warning("reasoning effort %s needs a larger context than %d tokens; using %s", wanted,
-                        self.context, effort)
-        tools = conversation.tools
-        if self.settings.sort_tools:
-            tools = tuple(sorted(tools, key=lambda tool: tool.name))
-        lowered = effort if effort != wanted and conversation.thinking else None
-        return replace(conversation, effort=effort, tools=tools), lowered
+        return conversation, EncodedPrompt(ids + self.tokenizer.encode(opening), len(ids), prompt.thinking)
 
     def _check_length(self, prompt_tokens: int, turn: Turn, said: str = "") -> None:
         context = self.context
@@ -146,6 +144,27 @@ def open_service(settings: Settings) -> Service:
     with GGUF.open(settings.model) as file:
         tokenizer, profile = Tokenizer.from_gguf(file.metadata), effort_profile(settings, file.metadata)
     return Service(lambda: open_engine(settings), tokenizer, settings, profile)
+
+
+def wanted_effort(conversation: Conversation, settings: Settings, profile: EffortProfile) -> Effort:
+    """As hard as the request says, else the settings, else the profile."""
+    return conversation.effort or settings.default_effort or DEFAULT_EFFORT[profile]
+
+
+def settled(conversation: Conversation, settings: Settings, profile: EffortProfile, context: int) -> Conversation:
+    """The conversation as it is rendered: without client noise, with its effort decided, its tools in order."""
+    effort = gate_effort(wanted_effort(conversation, settings, profile), profile, context, settings.think_max_min_ctx)
+    tools = conversation.tools
+    if settings.sort_tools:
+        tools = tuple(sorted(tools, key=lambda tool: tool.name))
+    return replace(canonical(conversation), effort=effort, tools=tools)
+
+
+def prompt_for(conversation: Conversation, settings: Settings, metadata: Mapping[str, object]) -> Prompt:
+    """The prompt that a server with these settings makes of a conversation, for a model file's `metadata`."""
+    profile = effort_profile(settings, metadata)
+    return render(settled(conversation, settings, profile, settings.ctx), effort_profile=profile,
+                  layout=settings.prompt_layout)
 
 
 def effort_profile(settings: Settings, metadata: Mapping[str, object]) -> EffortProfile:
