@@ -70,6 +70,18 @@ def test_a_missing_file_is_refused(tmp_path):
         Settings.load("run", {"config": str(tmp_path / "no-such.toml")}, {})
 
 
+@pytest.mark.parametrize("text, lock", [("no-lock = true", False), ("no_lock = false", True), ("lock = false", False)])
+def test_the_lock_is_turned_off_by_its_option_in_a_file_too(toml, text, lock):
+    assert Settings.load("run", {"config": toml(text)}, {}).lock is lock
+
+
+def test_no_message_shows_the_key(toml):
+    with pytest.raises(UsageError) as refused:
+        Settings.load("serve", {"config": toml("api-key = 31415")}, {})
+    assert "api-key" in str(refused.value) and "31415" not in str(refused.value)
+    assert "31415" not in repr(Settings(api_key="31415"))
+
+
 def test_an_empty_variable_is_as_good_as_none():
     assert Settings.load("run", {}, {"DS4MLX_CTX": "", "DS4MLX_MODEL": ""}) == Settings()
 
@@ -86,6 +98,15 @@ def test_directories_follow_the_environment(monkeypatch, tmp_path):
     assert (state_dir(), cache_dir()) == (tmp_path / "home", tmp_path / "ds4mlx")
     monkeypatch.setenv("XDG_CACHE_HOME", "relative/is/ignored")
     assert cache_dir().is_absolute()
+
+
+def test_a_user_without_a_home_directory_is_told_to_name_one(monkeypatch):
+    for name in ("HOME", "DS4MLX_HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("os.getuid", lambda: 2**31 - 7)  # of no user
+    for directory in (state_dir, cache_dir):
+        with pytest.raises(UsageError, match="set HOME"):
+            directory()
 
 
 def test_color_is_for_terminals_and_no_color_turns_it_off(monkeypatch):

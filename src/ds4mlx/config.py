@@ -3,7 +3,7 @@ import math
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from types import NoneType
 from typing import Literal, Self, get_args, get_origin, get_type_hints
@@ -45,7 +45,7 @@ class Settings:
     port: int = 8000
     cors: bool = False
     allow_host: tuple[str, ...] = ()
-    api_key: str | None = None
+    api_key: str | None = field(default=None, repr=False)
     access_log: bool = False
     served_model_name: tuple[str, ...] = ()
     strict_model: bool = False
@@ -87,7 +87,7 @@ TRUE, FALSE = ("1", "on", "true", "yes"), ("0", "off", "false", "no")
 def state_dir() -> Path:
     """Where locks and sessions live: DS4MLX_HOME, else ~/.ds4mlx. Not created here."""
     named = os.environ.get(f"{PREFIX}HOME")
-    return Path(named) if named else Path.home() / ".ds4mlx"
+    return Path(named) if named else _home() / ".ds4mlx"
 
 
 def cache_dir() -> Path:
@@ -95,7 +95,14 @@ def cache_dir() -> Path:
     named = os.environ.get("XDG_CACHE_HOME")
     if named and Path(named).is_absolute():  # the XDG rule: a relative path is to be ignored
         return Path(named) / "ds4mlx"
-    return Path.home() / ("Library/Caches" if sys.platform == "darwin" else ".cache") / "ds4mlx"
+    return _home() / ("Library/Caches" if sys.platform == "darwin" else ".cache") / "ds4mlx"
+
+
+def _home() -> Path:
+    try:
+        return Path.home()
+    except RuntimeError:
+        raise UsageError("HOME is not set and this user has no home directory; set HOME to one") from None
 
 
 def color_wanted(choice: Literal["auto", "always", "never"], terminal: bool) -> bool:
@@ -143,10 +150,12 @@ def _from_file(path: Path, command: str) -> Iterator[Given]:
 def _keys(path: Path, section: str, table: Mapping[str, object]) -> Iterator[Given]:
     known = {field.name for field in fields(Settings)}
     for key, value in table.items():
-        name = key.replace("-", "_")
+        name, told = key.replace("-", "_"), f"{path}: {section}{key}"
+        if name == "no_lock":
+            name, value = "lock", not _parsed("lock", value, told)
         if name not in known:
             raise UsageError(f"--config {path}: unknown key {section}{key}; keys are the long options of the commands")
-        yield name, value, f"{path}: {section}{key}"
+        yield name, value, told
 
 
 def _kind(name: str) -> type:
@@ -177,7 +186,7 @@ def _parsed(name: str, value: object, told: str) -> object:
     if kind in (int, float):
         return _number(name, value, told, kind)
     if not isinstance(value, str | Path) or not str(value):
-        raise _wrong(told, value, "text")
+        raise _wrong(told, "hidden" if name == "api_key" else value, "text")
     return kind(value)
 
 
