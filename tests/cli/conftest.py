@@ -43,8 +43,9 @@ def start():
     started = []
 
     def popen(*arguments, **kwargs):
-        process = subprocess.Popen([sys.executable, "-W", "error", "-m", "ds4mlx", *map(str, arguments)], text=True,
-                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, **kwargs)
+        command = [sys.executable, "-W", "error", "-m", "ds4mlx", *map(str, arguments)]
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        process = subprocess.Popen(command, text=True, **streams | kwargs)
         started.append(process)
         return process
     yield popen

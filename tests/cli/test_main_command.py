@@ -36,7 +36,9 @@ def test_an_unknown_option_is_named_and_the_usage_is_short(ds4mlx, command):
     (["run", "-p"], "-p/--prompt"), (["run", "-p", "a", "--ctx", "x"], "--ctx"), (["run", "-p", "a", "--format", "xml"],
     "--format"), (["run", "-p", "a", "--think", "--nothink"], "--nothink"), (["run", "-p", "a", "b"], "b"),
     (["run"], "--prompt"), (["run", "-p", "a", "--prompt-file", "f"], "--prompt-file"), (["nonsense"], "nonsense"),
-    (["logits", "f", "-p", "a"], "FILE"), (["logprobs", "-p", "a", "--logprobs-top-k", "129"], "--logprobs-top-k"),
+    (["run", "--messages", "f", "--raw-prompt"], "--raw-prompt"),
+    (["run", "--messages", "f", "-sys", "a"], "--system"),
+    (["run", "-p", "a", "--raw-prompt", "-sys", "a"], "--system"), (["logits", "f", "-p", "a"], "FILE"), (["logprobs", "-p", "a", "--logprobs-top-k", "129"], "--logprobs-top-k"),
     (["run", "-p", "a", "--config", "none.toml"], "none.toml"), (["run", "-p", "a", "--temperature", "1"],
     "--temperature"), (["run", "-p", "a", "--top", "1"], "--top"), (["--help", "nonsense"], "nonsense")])
 def test_misuse_is_one_clear_line_that_names_the_option(ds4mlx, arguments, told):
@@ -82,3 +84,18 @@ def test_a_reader_that_leaves_early_is_no_error_message(start, tiny_path):
     process.stdout.close()
     process.wait(60)
     assert "Traceback" not in process.stderr.read() and process.returncode == 1
+
+
+@pytest.mark.parametrize("command", [["tokens", "-p", "a"], ["run", "-p", "a", "--engine", "stub"]])
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a device that is always full")
+def test_a_full_disk_is_one_line_about_the_output(start, tiny_path, command):
+    with open("/dev/full", "w") as full:
+        process = start(*command, "-m", tiny_path, stdout=full)
+        lines = process.communicate(timeout=60)[1].splitlines()
+    assert process.returncode == 1 and len(lines) == 1 and "output cannot be written (No space" in lines[0]
+
+
+def test_closed_standard_input_is_one_line(start, tiny_path):
+    process = start("tokens", "-m", tiny_path, "--prompt-file", "-", preexec_fn=lambda: os.close(0))
+    errors = process.communicate(timeout=60)[1]
+    assert process.returncode == 1 and errors == "ds4mlx tokens: -: standard input is closed; give the path of a file\n"

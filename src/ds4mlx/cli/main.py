@@ -3,6 +3,7 @@
 0 done, 1 failed, 2 misused, 130 interrupted. A command module has `add_parser(subparsers)` and `run(args) -> int`, and
 imports what is heavy inside `run`: `--help` needs none of it.
 """
+import errno
 import os
 import sys
 from argparse import Action, ArgumentParser, Namespace
@@ -15,6 +16,7 @@ from ds4mlx.config import COMMANDS
 from ds4mlx.errors import Ds4Error, UsageError
 
 FAILED, MISUSED, INTERRUPTED = 1, 2, 130
+OUTPUT_FAULTS = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def console() -> NoReturn:
@@ -23,9 +25,12 @@ def console() -> NoReturn:
     try:
         code = main(sys.argv[1:])
         sys.stdout.flush()
-    except BrokenPipeError:
-        # The reader of our output has left, as `| head` does. What is still buffered must not raise again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as fault:
+        if fault.errno not in OUTPUT_FAULTS:
+            raise
+        if fault.errno != errno.EPIPE:  # which is a reader that has left, as `| head` does
+            print(f"ds4mlx: the output cannot be written ({fault.strerror}); make room", file=sys.stderr)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is buffered must not raise again at exit
         code = FAILED
     except KeyboardInterrupt:
         code = INTERRUPTED
@@ -53,10 +58,8 @@ def main(argv: Sequence[str]) -> int:
         args.parser.error(_unknown(unknown))
     try:
         return args.run(args)
-    except BrokenPipeError:
-        raise
     except Exception as fault:  # the outermost place: one line for a user, the traceback for who asks
-        if getattr(args, "debug", False):
+        if getattr(args, "debug", False) or isinstance(fault, OSError) and fault.errno in OUTPUT_FAULTS:
             raise
         told = fault if isinstance(fault, Ds4Error) else f"internal error, {fault!r}; give --debug to see where"
         print(f"ds4mlx {args.command}: {told}", file=sys.stderr)

@@ -21,9 +21,10 @@ def add_prompt_flags(parser: ArgumentParser) -> None:
     group = parser.add_argument_group("prompt")
     group.add_argument("-p", "--prompt", metavar="TEXT", help="the question")
     group.add_argument("--prompt-file", metavar="FILE", help="a file with the question; - reads standard input")
-    group.add_argument("-sys", "--system", metavar="TEXT", help=f"system text; empty for none ({SYSTEM})")
-    group.add_argument("--raw-prompt", action="store_true",
-                       help="the text is the whole prompt: BOS, then its tokens, no markup")
+    either = group.add_mutually_exclusive_group()
+    either.add_argument("-sys", "--system", metavar="TEXT", help=f"system text; empty for none ({SYSTEM})")
+    either.add_argument("--raw-prompt", action="store_true",
+                        help="the text is the whole prompt: BOS, then its tokens, no markup")
 
 
 def question(args: Namespace, *others: str) -> str | None:
@@ -50,6 +51,8 @@ def read_text(name: str) -> str:
 
 def read_bytes(name: str) -> bytes:
     """At most MAX_BYTES of a file, or of standard input for "-". Raises BadRequest."""
+    if name == "-" and sys.stdin is None:
+        raise BadRequest("-: standard input is closed; give the path of a file")
     try:
         with nullcontext(sys.stdin.buffer) if name == "-" else Path(name).open("rb") as file:
             raw = file.read(MAX_BYTES + 1)

@@ -55,9 +55,12 @@ def run(args: Namespace) -> int:
     from ds4mlx.cli.model import engine_lock, resolve_model
     from ds4mlx.cli.options import settings_from
     from ds4mlx.cli.prompt import chat_body, chat_body_of_file, question
+    from ds4mlx.errors import UsageError
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     settings = settings_from(args)
     text = question(args, "messages")
+    if text is None and (args.raw_prompt or args.system is not None):
+        raise UsageError("--messages is a whole conversation; leave out --raw-prompt and --system")
     body = chat_body_of_file(args.messages) if text is None else chat_body(text, args.system)
     settings = replace(settings, model=resolve_model(settings))
     with engine_lock(settings, settings.model):
