@@ -38,7 +38,8 @@ def test_an_unknown_option_is_named_and_the_usage_is_short(ds4mlx, command):
     (["run"], "--prompt"), (["run", "-p", "a", "--prompt-file", "f"], "--prompt-file"), (["nonsense"], "nonsense"),
     (["run", "--messages", "f", "--raw-prompt"], "--raw-prompt"),
     (["run", "--messages", "f", "-sys", "a"], "--system"),
-    (["run", "-p", "a", "--raw-prompt", "-sys", "a"], "--system"), (["logits", "f", "-p", "a"], "FILE"), (["logprobs", "-p", "a", "--logprobs-top-k", "129"], "--logprobs-top-k"),
+    (["run", "-p", "a", "--raw-prompt", "-sys", "a"], "--system"),
+    (["logits", "f", "-p", "a"], "FILE"), (["logprobs", "-p", "a", "--logprobs-top-k", "129"], "--logprobs-top-k"),
     (["run", "-p", "a", "--config", "none.toml"], "none.toml"), (["run", "-p", "a", "--temperature", "1"],
     "--temperature"), (["run", "-p", "a", "--top", "1"], "--top"), (["--help", "nonsense"], "nonsense")])
 def test_misuse_is_one_clear_line_that_names_the_option(ds4mlx, arguments, told):
