@@ -73,8 +73,13 @@ def test_a_refused_request_leaves_its_connection_usable(server):
     ("localhost", 200), ("LOCALHOST:8000", 200), ("127.0.0.1:1", 200), ("[::1]:8000", 200), ("my.box", 200),
     ("evil.example", 403), ("localhost.evil.example:80", 403), ("[::1", 200)])
 def test_on_loopback_only_local_names_are_answered(serve, host, status):
-    server = serve(settings={"allow_host": ("my.box",)})
+    server = serve(settings={"allow_host": ("My.Box",)})
     assert server.client.get("/health", headers={"host": host}).status_code == status
+
+
+@pytest.mark.parametrize("bind", ["127.1", "localhost"])
+def test_loopback_is_known_in_any_spelling(serve, bind):
+    assert serve(settings={"host": bind}).client.get("/health", headers={"host": "evil.example"}).status_code == 403
 
 
 def test_elsewhere_any_host_is_answered(serve):

@@ -118,19 +118,16 @@ async def _drain(service: "Service") -> None:
 
 def describe(service: "Service") -> list[str]:
     """What was loaded and how it will answer, for the person who started it."""
+    from ds4mlx.server.app import is_loopback
     info, plan, settings = service.info, service.scheduler.plan, service.settings
     lines = [f"model: {info.name}, experts {info.quant}, {info.backend}, {settings.model}",
              f"context: {service.context} tokens, {plan.sessions} slot of {plan.session_bytes / MIB:,.1f} MiB, "
              f"weights {plan.weights_bytes / MIB:,.1f} MiB",
              f"reasoning effort: profile {service.effort_profile}, default {settings.default_effort or 'by profile'}",
              "kv cache: in memory only"]
-    if settings.api_key is None and not _stays_local(settings.host):
+    if settings.api_key is None and not (settings.host.startswith("unix:") or is_loopback(settings.host)):
         lines.append(f"warning: {settings.host} can be reached from other machines and no --api-key is set")
     return lines
-
-
-def _stays_local(host: str) -> bool:
-    return host in ("localhost", "::1") or host.startswith(("127.", "unix:"))
 
 
 def _loading_interrupted() -> None:

@@ -4,6 +4,7 @@ import hmac
 import ipaddress
 import logging
 import secrets
+import socket
 import time
 
 from starlette.applications import Starlette
@@ -44,6 +45,8 @@ class Gate:
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self.app, self.settings = app, settings
+        self.guards_host = is_loopback(settings.host)
+        self.known_hosts = {"localhost", *map(str.lower, settings.allow_host)}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -67,7 +70,7 @@ class Gate:
         except ClientDisconnect:
             return
         except Exception:  # the outermost place: one broken request, not a broken server
-            log.exception("a request failed: %s %s", scope["method"], path)
+            log.exception("a request failed: %s %r", scope["method"], path)  # a path may hold line breaks
             fault = BadRequest("internal error; see the server's log", code="internal_error", status=500)
         if fault is not None and not reply.started:
             await error_response(path, fault)(scope, body, reply)
@@ -83,9 +86,7 @@ class Gate:
     def _guard_host(self, scope: Scope) -> None:
         """On a loopback address, only names that lead there: a web page must not reach it through a name of its own."""
         host = _hostname(Headers(scope=scope).get("host", ""))
-        if not host or not _is_loopback(self.settings.host):
-            return
-        if host != "localhost" and not _is_ip(host) and host not in self.settings.allow_host:
+        if self.guards_host and host and host not in self.known_hosts and not _is_ip(host):
             raise BadRequest(f"Host is {host[:80]!r}, need localhost, an IP address or a name given with --allow-host",
                              status=403)
 
@@ -184,5 +185,10 @@ def _is_ip(host: str) -> bool:
     return True
 
 
-def _is_loopback(bind: str) -> bool:
-    return bind == "localhost" or _is_ip(bind) and ipaddress.ip_address(bind).is_loopback
+def is_loopback(bind: str) -> bool:
+    """Whether what listens on this address, or on a name for it, can be reached from this machine alone."""
+    try:
+        found = socket.getaddrinfo(bind, None, socket.AF_INET6 if ":" in bind else socket.AF_INET)
+    except (OSError, UnicodeError):
+        return False  # a path, or nothing to listen on
+    return all(ipaddress.ip_address(address[0]).is_loopback for *_, address in found)
