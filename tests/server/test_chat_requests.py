@@ -151,6 +151,14 @@ def test_messages_of_every_role_become_parts():
                      ("tool", (ToolResult("1", "out"),))]
 
 
+@pytest.mark.parametrize("fields, parts", [
+    ({"reasoning_content": "R", "reasoning": "other"}, (Reasoning("R"),)), ({"reasoning": "R"}, (Reasoning("R"),)),
+    ({"reasoning_content": " ", "reasoning": "R"}, (Reasoning("R"),)), ({"reasoning_content": " \n"}, ())])
+def test_reasoning_is_the_first_that_is_not_blank(fields, parts):
+    answer = {"role": "assistant", "content": None, **fields}
+    assert read(messages=[USER, answer, USER]).turn.conversation.messages[1].parts == parts
+
+
 @pytest.mark.parametrize("content", [{}, {"content": None}, {"content": ""}])
 def test_an_assistant_message_needs_no_content(content):
     message = {"role": "assistant", "reasoning_content": "", "function_call": {"name": "ls", "arguments": ""}}

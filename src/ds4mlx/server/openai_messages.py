@@ -29,7 +29,8 @@ def _read_message(message: Fields) -> Message:
         return Message("tool", (ToolResult(message.string("tool_call_id") or "", text),))
     parts: list[Part] = [TextPart(text)] if text else []
     if role == "assistant":
-        reasoning = message.string("reasoning_content") or message.string("reasoning")
+        spoken = (message.string(member) or "" for member in ("reasoning_content", "reasoning"))
+        reasoning = next((text for text in spoken if text.strip()), "")  # some clients pad with a space
         parts = [*([Reasoning(reasoning)] if reasoning else []), *parts, *_read_calls(message)]
     return Message(ROLES[role], tuple(parts))
 
