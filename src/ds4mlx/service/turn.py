@@ -152,8 +152,8 @@ class Answer:
         self._timings.finished = time.monotonic()
         usage = Usage(len(self.prompt), self.cached_tokens, self._completion_tokens, self._reasoning_tokens)
         last, end = self._ending(usage) if fault is None else ([], _end_by_fault(fault, usage))
-        self._mailbox.put([*last, end], last=True)
         self._log(end)
+        self._mailbox.put([*last, end], last=True)
 
     def _ending(self, usage: Usage) -> tuple[list[Event], Finish]:
         """What the parser still holds, and why the answer ends: by itself, after its one call, or at its limit."""
