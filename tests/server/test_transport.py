@@ -3,10 +3,14 @@ import logging
 import socket
 
 import pytest
+from starlette.testclient import TestClient
 
 from ds4mlx.config import Settings
+from ds4mlx.engine.stub import StubEngine
 from ds4mlx.errors import Ds4Error
+from ds4mlx.server.app import create_app
 from ds4mlx.server.listen import bind, url
+from ds4mlx.service.service import Service
 
 
 def test_every_response_has_a_request_id_of_its_own(server):
@@ -31,6 +35,16 @@ def test_health_counts_and_describes(server):
     health = server.client.get("/health").json()
     assert (health["status"], health["context_length"], health["slots"]) == ("ok", 4096, 1)
     assert (health["active"], health["queued"]) == (0, 0)
+
+
+def test_while_the_model_loads_health_says_so_and_requests_are_put_off(tokenizer):
+    loading = Service(StubEngine, tokenizer, Settings())
+    with TestClient(create_app(loading, Settings()), base_url="http://localhost") as client:
+        health = client.get("/health")
+        assert (health.status_code, health.json()["status"]) == (503, "loading")
+        for refused in (client.get("/v1/models"), client.post("/v1/chat/completions", json={})):
+            assert (refused.status_code, refused.json()["error"]["code"]) == (503, "loading")
+            assert refused.headers["retry-after"] == "5"
 
 
 def test_the_model_list_serves_both_kinds_of_client(serve):

@@ -74,7 +74,7 @@ def run(args: Namespace) -> int:
 
 
 async def serve(settings: "Settings") -> int:
-    """Load, listen, wait for a signal, drain."""
+    """Listen, load, wait for a signal, drain."""
     import asyncio
 
     from ds4mlx.server.app import create_app
@@ -82,23 +82,24 @@ async def serve(settings: "Settings") -> int:
     from ds4mlx.service.service import open_service
     service = open_service(settings)
     bound = bind(settings)  # before the model: a port in use is known at once, not after minutes
-    told = asyncio.Event()
+    address = url(bound)
+    told, closed = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, _loading_interrupted)
+    bound.listen()
+    serving = asyncio.create_task(listen(create_app(service, settings), settings, bound, closed))
     try:
-        await service.start()
+        await service.start()  # until then clients are told that the model is loading
     except BaseException:
-        bound.close()
+        closed.set()
+        await serving
         raise
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, _stop, told)
     for line in describe(service):
         print(line, file=sys.stderr)
-    bound.listen()  # from here on a client may connect; it is answered a moment later
-    print(f"listening on {url(bound)}", flush=True)
-    closed = asyncio.Event()
-    serving = asyncio.create_task(listen(create_app(service, settings), settings, bound, closed))
+    print(f"listening on {address}", flush=True)
     telling = asyncio.create_task(told.wait())
     await asyncio.wait({serving, telling}, return_when=asyncio.FIRST_COMPLETED)
     telling.cancel()

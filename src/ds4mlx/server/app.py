@@ -19,6 +19,7 @@ from ds4mlx.config import Settings
 from ds4mlx.errors import BadRequest
 from ds4mlx.server import admin, openai_chat
 from ds4mlx.server.errors import error_response
+from ds4mlx.service.scheduler import refusal
 from ds4mlx.service.service import Service
 
 log = logging.getLogger(__name__)
@@ -33,7 +34,7 @@ CORS_HEADERS = {"access-control-allow-origin": "*", "access-control-allow-method
 
 def create_app(service: Service, settings: Settings) -> Starlette:
     """The application over a service; starting and closing the service is the caller's business."""
-    app = Starlette(routes=ROUTES, middleware=[Middleware(Gate, settings=settings)],
+    app = Starlette(routes=ROUTES, middleware=[Middleware(Gate, settings=settings, service=service)],
                     exception_handlers={HTTPException: _http_error})
     app.router.redirect_slashes = False
     app.state.service, app.state.began = service, time.monotonic()
@@ -41,10 +42,13 @@ def create_app(service: Service, settings: Settings) -> Starlette:
 
 
 class Gate:
-    """Around every request: its id, the host guard, the key, CORS, and errors in the shape of the API."""
+    """Around every request: its id, the host guard, the key, CORS, and errors in the shape of the API.
 
-    def __init__(self, app: ASGIApp, settings: Settings) -> None:
-        self.app, self.settings = app, settings
+    While the model loads, only health is told; all else is put off.
+    """
+
+    def __init__(self, app: ASGIApp, settings: Settings, service: Service) -> None:
+        self.app, self.settings, self.service = app, settings, service
         self.guards_host = is_loopback(settings.host)
         self.known_hosts = {"localhost", *map(str.lower, settings.allow_host)}
 
@@ -64,6 +68,8 @@ class Gate:
                 await Response(status_code=204)(scope, body, reply)
                 return
             self._guard_key(scope)
+            if path not in OPEN_PATHS and self.service.health.state == "loading":
+                raise refusal("loading")
             await self.app(scope, body, reply)
         except BadRequest as refused:
             fault = refused

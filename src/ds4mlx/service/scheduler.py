@@ -45,7 +45,8 @@ class Scheduler:
         self.context, self.prefill_chunk, self.max_queue, self.power = context, prefill_chunk, max_queue, power
         self._open_engine = open_engine
         self._engine: Engine
-        self.plan: MemoryPlan  # once started
+        self.info: ModelInfo  # this and the plan: once it has started
+        self.plan: MemoryPlan
         self._session: Session | None = None
         self._changed = threading.Condition()
         self._queue: deque[Request] = deque()
@@ -120,7 +121,7 @@ class Scheduler:
             if self.context > self._engine.info.context:
                 self.context = self._engine.info.context
                 log.warning("the context is %d tokens: the model was made for no more", self.context)
-            self.plan = self._engine.plan(self.context, SLOTS)
+            self.info, self.plan = self._engine.info, self._engine.plan(self.context, SLOTS)
             _warm_up(self._engine)
             self._session = self._engine.open(self.context)
         except Exception as fault:
@@ -128,7 +129,7 @@ class Scheduler:
             self._opened.set_exception(fault)
             return
         self._state = "ok"
-        self._opened.set_result(self._engine.info)
+        self._opened.set_result(self.info)
         while (request := self._next()) is not None:
             self._serve(request)
             with self._changed:

@@ -40,9 +40,7 @@ class Health:
 
 
 class Service:
-    """Answers turns. `start` before `run`; `info` describes the model once started."""
-
-    info: ModelInfo
+    """Answers turns, once started."""
 
     def __init__(self, open_engine: Callable[[], Engine], tokenizer: Tokenizer, settings: Settings,
                  effort_profile: EffortProfile = "0731") -> None:
@@ -54,8 +52,7 @@ class Service:
 
     async def start(self) -> ModelInfo:
         """Load the model and compute one step. Raises what the engine raises: ModelFileError, DoesNotFit."""
-        self.info = await asyncio.to_thread(self.scheduler.start)
-        return self.info
+        return await asyncio.to_thread(self.scheduler.start)
 
     async def run(self, turn: Turn) -> Answer:
         """The turn's events. Whatever can be known beforehand is raised here, before there is a stream: BadRequest."""
@@ -87,6 +84,11 @@ class Service:
         """Refuse what waits, let the active answer end within the time, then stop the engine thread."""
         await asyncio.to_thread(self.scheduler.close, drain_seconds)
         self._pool.shutdown()
+
+    @property
+    def info(self) -> ModelInfo:
+        """The model, once started."""
+        return self.scheduler.info
 
     @property
     def context(self) -> int:
