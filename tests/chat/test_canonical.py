@@ -24,8 +24,8 @@ def test_billing_lines_vanish_from_both_ends_only(text, left):
 
 
 def test_many_billing_lines_in_the_middle_take_linear_time():
-    """Under 10 ms; trying each line as the first of the last ones took minutes."""
-    text = "A" + f"\n{BILLING}" * 50_000 + "\nb"
+    """Under 10 ms; trying each line as the first of the last ones took half a minute."""
+    text = "A" + f"\n{BILLING}" * 10_000 + "\nb"
     start = time.process_time()
     assert drop_billing(text) == text
     assert time.process_time() - start < 5
