@@ -1,16 +1,20 @@
 """What a request may say: each field is read, refused by name, or ignored, and bad bytes cost one clear answer."""
+import asyncio
 import dataclasses
 import gzip
 import json
 import re
 import socket
+import threading
 import zlib
 
 import pytest
+from starlette.requests import Request
 
 from ds4mlx.chat.messages import Reasoning, TextPart, ToolCall, ToolResult
 from ds4mlx.config import Settings
 from ds4mlx.errors import BadRequest
+from ds4mlx.server.body import INLINE_BYTES, read_body
 from ds4mlx.server.fields import Fields
 from ds4mlx.server.openai_chat import read_chat
 
@@ -63,7 +67,9 @@ def test_a_wrong_value_is_a_400_that_names_its_field(server, field, value):
 @pytest.mark.parametrize("body, told", [
     (b"", "not JSON"), (b"{", "not JSON"), (b"[]", "must be a JSON object"), (b"\xff{}", "not UTF-8"),
     (b'{"temperature": NaN}', "NaN"), (b'{"temperature": Infinity}', "Infinity"), (b'{"temperature": 1e999}', "1e999"),
-    (b'{"seed": ' + b"9" * 5000 + b"}", "not JSON"), (b'{"a":' * 257 + b"1" + b"}" * 257, "nested deeper than 256"),
+    (b'{"seed": ' + b"9" * 5000 + b"}", "thousands of digits"), (b'"' + b"[" * 300 + b'"', "must be a JSON object"),
+    (b'{"a":' * 257 + b"1" + b"}" * 257, "nested deeper than 256"),
+    (b'{"a":' + b"[" * 256 + b"]" * 256 + b"}", "nested deeper than 256"),
     (b"[" * 100_000, "nested deeper"), (b'{"a":"' + b"\x00" + b'"}', "not JSON")])
 def test_bytes_that_are_no_request_get_one_clear_error(server, body, told):
     status, fault = error(server, content=body)
@@ -73,6 +79,15 @@ def test_bytes_that_are_no_request_get_one_clear_error(server, body, told):
 def test_nesting_up_to_the_limit_is_read(server):
     body = b'{"messages":[{"role":"user","content":"Hi"}],"x":' + b"[" * 255 + b"]" * 255 + b"}"
     assert server.post(content=body).status_code == 200
+
+
+def test_a_large_body_is_read_off_the_event_loop():
+    def thread_of(size):
+        async def receive():
+            return {"type": "http.request", "body": json.dumps({"x": "a" * size}).encode()}
+        request = Request({"type": "http", "headers": []}, receive)
+        return asyncio.run(read_body(request, 1 << 20, lambda body: threading.get_ident()))
+    assert thread_of(10) == threading.get_ident() != thread_of(INLINE_BYTES)
 
 
 def test_a_bom_duplicate_keys_and_unknown_fields_are_no_reason_to_refuse(server):

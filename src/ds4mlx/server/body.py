@@ -3,6 +3,8 @@ import asyncio
 import json
 import math
 import zlib
+from collections.abc import Callable
+from typing import TypeVar
 
 from starlette.requests import Request
 
@@ -10,20 +12,26 @@ from ds4mlx.chat.json_text import Number
 from ds4mlx.chat.messages import Json
 from ds4mlx.errors import BadRequest
 
+T = TypeVar("T")
+
 MAX_NESTING = 256
 INLINE_BYTES = 256 << 10  # larger bodies are decoded off the event loop
 
 
-async def read_object(request: Request, max_bytes: int) -> dict[str, Json]:
-    """The body as a JSON object. Raises BadRequest: 413 too large, 415 unknown encoding, 400 anything else."""
+async def read_body(request: Request, max_bytes: int, read: Callable[[dict[str, Json]], T]) -> T:
+    """What `read` makes of the body, a JSON object. A large body is parsed and read off the event loop.
+
+    Raises BadRequest: 413 too large, 415 unknown encoding, 400 no JSON object; and what `read` raises.
+    """
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
     if encoding not in ("identity", "", "gzip", "x-gzip", "deflate"):
         raise BadRequest(f"Content-Encoding is {encoding[:40]!r}, need gzip, deflate or none", status=415)
     raw = await _read(request, max_bytes)
     compressed = encoding not in ("identity", "")
     if len(raw) <= INLINE_BYTES and not compressed:
-        return parse_object(raw)
-    return await asyncio.to_thread(lambda: parse_object(_inflated(raw, encoding, max_bytes) if compressed else raw))
+        return read(parse_object(raw))
+    return await asyncio.to_thread(
+        lambda: read(parse_object(_inflated(raw, encoding, max_bytes) if compressed else raw)))
 
 
 def parse_object(raw: bytes) -> dict[str, Json]:
@@ -34,8 +42,8 @@ def parse_object(raw: bytes) -> dict[str, Json]:
         raise BadRequest(f"the body is not UTF-8 (byte {fault.start}); send JSON in UTF-8") from fault
     except json.JSONDecodeError as fault:
         raise BadRequest(f"the body is not JSON: {fault.msg} at line {fault.lineno}, column {fault.colno}") from fault
-    except ValueError as fault:  # a constant refused below, or an integer of thousands of digits
-        raise BadRequest(f"the body is not JSON: {fault}") from fault
+    except ValueError as fault:
+        raise BadRequest("the body is not JSON: an integer has thousands of digits") from fault
     except RecursionError as fault:
         raise _too_deep() from fault
     if raw.count(b"[") + raw.count(b"{") > MAX_NESTING:
@@ -75,25 +83,25 @@ def _inflated(raw: bytes, encoding: str, max_bytes: int) -> bytes:
 
 
 def _check_nesting(value: Json) -> None:
-    level, depth = [value], 0
+    level, depth = [value] if isinstance(value, dict | list) else [], 0
     while level:
         depth += 1
-        if depth > MAX_NESTING + 1:
+        if depth > MAX_NESTING:
             raise _too_deep()
-        level = [item for parent in level if isinstance(parent, dict | list)
-                 for item in (parent.values() if isinstance(parent, dict) else parent)]
+        level = [item for parent in level for item in (parent.values() if isinstance(parent, dict) else parent)
+                 if isinstance(item, dict | list)]
 
 
 def _finite(text: str) -> Number:
     """A float that goes into a prompt, as in a tool's schema, as it was spelled."""
     value = Number(text)
     if math.isinf(value):
-        raise ValueError(f"{text[:40]} is too large for a number")
+        raise BadRequest(f"the body is not JSON: {text[:40]} is too large for a number")
     return value
 
 
 def _refuse(constant: str) -> Json:
-    raise ValueError(f"{constant} is not a JSON value")
+    raise BadRequest(f"the body is not JSON: {constant} is not a JSON value")
 
 
 def _too_large(max_bytes: int) -> BadRequest:

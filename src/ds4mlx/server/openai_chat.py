@@ -16,7 +16,7 @@ from ds4mlx.chat.events import (
 from ds4mlx.chat.messages import Conversation, Json
 from ds4mlx.config import Settings
 from ds4mlx.errors import BadRequest
-from ds4mlx.server.body import read_object
+from ds4mlx.server.body import read_body
 from ds4mlx.server.controls import read_logprobs, read_model, read_sampling, read_stop, read_thinking
 from ds4mlx.server.errors import Line, engine_error, openai_shape
 from ds4mlx.server.fields import Fields
@@ -37,8 +37,8 @@ LEAST_LOGPROB = -9999.0  # JSON has no infinity
 async def chat_completions(request: Request) -> Response:
     service: Service = request.app.state.service
     settings = service.settings
-    chat = read_chat(Fields(await read_object(request, settings.max_body_mb << 20)), settings,
-                     request.state.request_id)
+    chat = await read_body(request, settings.max_body_mb << 20,
+                           lambda body: read_chat(Fields(body), settings, request.state.request_id))
     answer = await service.run(chat.turn)
     head = _Head(chat.model, f"ds4mlx-{service.info.fingerprint[:8]}")
     headers = {"x-ds4mlx-effort": answer.lowered_effort} if answer.lowered_effort else {}
