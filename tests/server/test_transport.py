@@ -83,6 +83,15 @@ def test_a_refused_request_leaves_its_connection_usable(server):
     assert server.chat()["choices"]
 
 
+def test_a_body_that_stops_coming_is_answered_and_ends_its_connection(server, monkeypatch):
+    monkeypatch.setattr("ds4mlx.server.app.SILENCE_S", 0.05)
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=10) as client:
+        client.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\n{")
+        answer = b"".join(iter(lambda: client.recv(4096), b""))
+    assert answer.startswith(b"HTTP/1.1 408") and b"connection: close" in answer and b"nothing of the body" in answer
+
+
 @pytest.mark.parametrize("host, status", [
     ("localhost", 200), ("LOCALHOST:8000", 200), ("127.0.0.1:1", 200), ("[::1]:8000", 200), ("my.box", 200),
     ("evil.example", 403), ("localhost.evil.example:80", 403), ("[::1", 200)])

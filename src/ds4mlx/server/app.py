@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 
 ROUTES = [*openai_chat.routes, *admin.routes]
 DISCARD_S = 1.0
+SILENCE_S = 9.0  # within a body; less than the server gives open connections when it stops
 MAX_HEADER_BYTES = 64 << 10
 OPEN_PATHS = frozenset({"/", "/health", "/healthz", "/v1/health"})
 CORS_HEADERS = {"access-control-allow-origin": "*", "access-control-allow-methods": "GET, POST, DELETE, OPTIONS",
@@ -117,19 +118,27 @@ class _Body:
         self.shares_connection = scope["http_version"] == "2"
 
     async def __call__(self) -> Message:
-        message = await self.receive()
-        if not message.get("more_body", False):
-            self.pending = False
-        return message
+        try:
+            async with asyncio.timeout(SILENCE_S if self.pending else None):
+                return await self._next()
+        except TimeoutError:
+            raise BadRequest(f"nothing of the body came for {SILENCE_S:g} s; send the request again", code="timeout",
+                             status=408) from None
 
     async def discard(self) -> None:
         """Read what is still coming, for a moment: a client that is sending does not look for an answer."""
         try:
             async with asyncio.timeout(DISCARD_S):
                 while self.pending:
-                    await self()
+                    await self._next()
         except TimeoutError:
             pass
+
+    async def _next(self) -> Message:
+        message = await self.receive()
+        if not message.get("more_body", False):
+            self.pending = False
+        return message
 
 
 class _Reply:
