@@ -56,7 +56,7 @@ if [ -n "$sha256" ]; then
 fi
 
 [ "$checked" = "$file" ] || mv "$checked" "$file"
-case $file in /*) target=$file ;; *) target=$(cd "$directory" && pwd)/$name ;; esac
+case $file in /*) target=$file ;; *) target=$(CDPATH='' cd -- "$directory" && pwd)/$name ;; esac
 if [ -e ds4flash.gguf ] && [ ! -L ds4flash.gguf ]; then
     fail "./ds4flash.gguf is a file of its own; move it away, then: ln -s '$target' ds4flash.gguf"
 fi

@@ -54,6 +54,13 @@ def url(server, name="model.gguf"):
     return f"http://127.0.0.1:{server.server_port}/{name}"
 
 
+def test_the_link_leads_to_the_folder_of_models_whatever_cd_prints(server, tmp_path, monkeypatch):
+    monkeypatch.setenv("DS4MLX_MODELS", "models")
+    monkeypatch.setenv("CDPATH", str(tmp_path))  # makes cd say where it went
+    assert download(tmp_path, url(server)).returncode == 0
+    assert (tmp_path / "ds4flash.gguf").resolve() == tmp_path / "models" / "model.gguf"
+
+
 def test_a_file_is_fetched_checked_and_linked(server, tmp_path):
     result = download(tmp_path, url(server), SHA256.upper())
     assert result.returncode == 0, result.stderr
