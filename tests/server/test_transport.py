@@ -8,7 +8,7 @@ from starlette.testclient import TestClient
 from ds4mlx.config import Settings
 from ds4mlx.engine.stub import StubEngine
 from ds4mlx.errors import Ds4Error
-from ds4mlx.server.app import create_app
+from ds4mlx.server.app import Gate, create_app
 from ds4mlx.server.listen import bind, url
 from ds4mlx.service.service import Service
 
@@ -150,6 +150,16 @@ def test_no_text_of_prompts_or_answers_is_logged(serve, caplog):
         server.chat("secret-prompt")
     ours = "\n".join(record.getMessage() for record in caplog.records if not record.name.startswith("http"))
     assert "secret" not in ours and "the engine failed" in ours
+
+
+def test_a_broken_request_is_logged_by_its_place_and_not_its_words(tokenizer, caplog):
+    async def broken(scope, receive, send):
+        raise ValueError("secret-prompt")
+
+    gate = Gate(broken, Settings(), Service(StubEngine, tokenizer, Settings()))
+    answer = TestClient(gate, base_url="http://localhost").get("/health")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (500, "internal_error")
+    assert "secret" not in caplog.text + answer.text and "ValueError" in caplog.text and "in broken" in caplog.text
 
 
 def test_each_request_logs_one_line_of_numbers(serve, caplog):

@@ -6,6 +6,7 @@ import logging
 import secrets
 import socket
 import time
+import traceback
 
 from starlette.applications import Starlette
 from starlette.datastructures import Headers, MutableHeaders
@@ -76,8 +77,10 @@ class Gate:
             fault = refused
         except ClientDisconnect:
             return
-        except Exception:  # the outermost place: one broken request, not a broken server
-            log.exception("a request failed: %s %r", scope["method"], path)  # a path may hold line breaks
+        except Exception as broken:  # the outermost place: one broken request, not a broken server
+            # Where it broke, but not the exception's text, which may quote the prompt; %r: a path may hold line breaks.
+            log.error("a request failed: %s %r: %s\n%s", scope["method"], path, type(broken).__name__,
+                      "".join(traceback.format_tb(broken.__traceback__)))
             fault = BadRequest("internal error; see the server's log", code="internal_error", status=500)
         if fault is not None and not reply.started:
             await error_response(path, fault)(scope, body, reply)
