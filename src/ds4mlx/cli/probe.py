@@ -52,6 +52,8 @@ def add_probe_flags(parser: ArgumentParser) -> None:
 @contextmanager
 def prefilled(args: Namespace) -> Iterator[Probe]:
     """The model that `args` mean, loaded, with their prompt in a session. Raises Ds4Error."""
+    from ds4mlx.chat.events import Progress
+    from ds4mlx.cli.answer import show_progress
     from ds4mlx.cli.model import engine_lock, resolve_model
     from ds4mlx.cli.options import settings_from
     from ds4mlx.cli.prompt import checked_length, prompt_ids, question
@@ -69,7 +71,9 @@ def prefilled(args: Namespace) -> Iterator[Probe]:
         try:
             session = engine.open(min(settings.ctx, engine.info.context))
             for at in range(0, len(ids), settings.prefill_chunk):
+                show_progress(Progress(at, len(ids)))
                 engine.prefill(session, ids[at:at + settings.prefill_chunk])
+            show_progress(Progress(len(ids), len(ids)))
             yield Probe(engine, session, tokenizer, settings, len(ids))
         finally:
             engine.close()
