@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ds4mlx.config import Settings
     from ds4mlx.service.service import Service
 
-MIB = 1 << 20
+MIB, GIB = 1 << 20, 1 << 30
 
 
 def add_parser(subparsers: "_SubParsersAction[ArgumentParser]") -> None:
@@ -89,6 +89,7 @@ async def serve(settings: "Settings") -> int:
         loop.add_signal_handler(number, _loading_interrupted)
     bound.listen()
     serving = asyncio.create_task(listen(create_app(service, settings), settings, bound, closed))
+    print(f"loading {settings.model} ({settings.model.stat().st_size / GIB:.1f} GiB)", file=sys.stderr, flush=True)
     try:
         await service.start()  # until then clients are told that the model is loading
     except BaseException:
