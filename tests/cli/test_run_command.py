@@ -104,7 +104,7 @@ def test_a_prompt_longer_than_the_context_says_both_numbers(run):
 
 
 def test_ctrl_c_keeps_what_was_produced_and_exits_with_130(start, tiny_path):
-    process = start("run", "-m", tiny_path, "-p", "Count", "--nothink", "--raw-prompt", "-n", "100000", "--power", "50")
+    process = start("run", "-m", tiny_path, "-p", "count " * 2000, "--nothink", "--engine", "stub", "--power", "1")
     first = os.read(process.stdout.fileno(), 100).decode()
     process.send_signal(signal.SIGINT)
     rest, errors = process.communicate(timeout=30)
