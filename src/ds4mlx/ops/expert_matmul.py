@@ -1,5 +1,5 @@
 """The routed experts: gate and up with SwiGLU, then down, only for the experts that a chunk selects."""
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import mlx.core as mx
 import numpy as np
@@ -38,17 +38,18 @@ def expert_down(mid: mx.array, selected: mx.array, down: Blocks) -> mx.array:
 
 def gate_up_reference(x, selected, weight, gate, up, limit, product: Product | None = None):
     product = product or _product
-    S = selected.shape[1]
-    parts = [swiglu(product(rows, gate, e), product(rows, up, e), limit)
-             for e, rows in _by_expert(x, selected, lambda pair: pair // S)]
-    return _restore(parts, selected).reshape(*selected.shape, -1) * weight[..., None]
+    groups, parts = _by_expert(selected), []
+    for expert, pairs in groups:
+        rows = x[mx.array(pairs // selected.shape[1])]
+        parts.append(swiglu(product(rows, gate, expert), product(rows, up, expert), limit))
+    return _in_order(parts, groups).reshape(*selected.shape, -1) * weight[..., None]
 
 
 def down_reference(mid, selected, down, product: Product | None = None):
     product = product or _product
-    flat = mid.reshape(-1, mid.shape[-1])
-    parts = [product(rows, down, e) for e, rows in _by_expert(flat, selected, lambda pair: pair)]
-    return _restore(parts, selected).reshape(*selected.shape, -1).sum(axis=1)
+    groups, flat = _by_expert(selected), mid.reshape(-1, mid.shape[-1])
+    parts = [product(flat[mx.array(pairs)], down, expert) for expert, pairs in groups]
+    return _in_order(parts, groups).reshape(*selected.shape, -1).sum(axis=1)
 
 
 def gate_up_cpu(x, selected, weight, gate, up, limit):
@@ -59,18 +60,17 @@ def down_cpu(mid, selected, down):
     return down_reference(mid, selected, down, _cpu_product)
 
 
-def _by_expert(x: mx.array, selected: mx.array,
-               row_of: Callable[[np.ndarray], np.ndarray]) -> Iterator[tuple[int, mx.array]]:
-    """Each selected expert with the rows of x that go to it; a (token, slot) pair reads row `row_of(pair)`."""
+def _by_expert(selected: mx.array) -> list[tuple[int, np.ndarray]]:
+    """Each selected expert with its pairs; pair t S + s is token t's slot s."""
     experts = np.array(selected).reshape(-1)
     order = np.argsort(experts, kind="stable")
-    for pairs in np.split(order, np.flatnonzero(np.diff(experts[order])) + 1):
-        yield int(experts[pairs[0]]), x[mx.array(row_of(pairs))]
+    groups = np.split(order, np.flatnonzero(np.diff(experts[order])) + 1)
+    return [(int(experts[pairs[0]]), pairs) for pairs in groups]
 
 
-def _restore(parts: list[mx.array], selected: mx.array) -> mx.array:
-    """Rows in expert order back to the order of their (token, slot) pairs."""
-    order = np.argsort(np.array(selected).reshape(-1), kind="stable")
+def _in_order(parts: list[mx.array], groups: list[tuple[int, np.ndarray]]) -> mx.array:
+    """One row a pair, from one part a group."""
+    order = np.concatenate([pairs for _, pairs in groups])
     return mx.concatenate(parts)[mx.array(np.argsort(order))]
 
 
