@@ -1,5 +1,4 @@
 """The MLX engine: opens a model file and turns tokens into tokens. All MLX work stays on the thread that opened it."""
-import logging
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,13 +10,12 @@ from ds4mlx import ops
 from ds4mlx.config import Settings
 from ds4mlx.engine import mlx_memory
 from ds4mlx.engine.mlx_session import MLXSession
-from ds4mlx.engine.protocol import MemoryPlan, ModelInfo, Row, Sampling, Step
+from ds4mlx.engine.protocol import MemoryPlan, ModelInfo, Row, Step
 from ds4mlx.gguf.reader import GGUF
 from ds4mlx.models.deepseek_v4 import names, weights
+from ds4mlx.models.deepseek_v4.state import Rounding
 from ds4mlx.models.fingerprint import weights_fp
 from ds4mlx.models.registry import label
-
-log = logging.getLogger(__name__)
 
 
 def open_mlx(settings: Settings, path: Path) -> "MLXEngine":
@@ -49,7 +47,7 @@ class MLXEngine:
             backend=f"mlx ({'cpu' if ops.device() == 'cpu' else 'gpu'})", fingerprint=weights_fp(file))
 
     def plan(self, context: int, sessions: int) -> MemoryPlan:
-        row_bytes = 2 if self._settings.kv_round == "official" else 4
+        row_bytes = Rounding.of(self._config, self._settings.kv_round).dtype.size
         return mlx_memory.plan(self._file, self._config, context, sessions, row_bytes, self._settings.prefill_chunk,
                                self._limit)
 

@@ -23,6 +23,10 @@ def hyper_post(y: mx.array, streams: mx.array, post: mx.array, m: mx.array) -> m
 
 def hyper_head(streams: mx.array, mix: mx.array, scale: mx.array, base: mx.array, eps: float) -> mx.array:
     """The collapse before the output matrix: x [T, D] = sum_n (sigmoid(mix[n] scale + base[n]) + eps) streams[n]."""
+    return pick(head_reference)(streams, mix, scale, base, eps)
+
+
+def head_reference(streams, mix, scale, base, eps):
     return _collapse(mx.sigmoid(mix * scale + base) + eps, streams)
 
 
