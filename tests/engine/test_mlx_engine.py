@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 
 from ds4mlx import ops
-from ds4mlx import ops
 from ds4mlx.config import Settings
 from ds4mlx.engine.mlx_engine import open_mlx, uniform
 from ds4mlx.engine.protocol import Row, Sampling

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ds4mlx.cli.answer import Writer
     from ds4mlx.config import Settings
     from ds4mlx.service.service import Service
-    from ds4mlx.service.turn import Answer, Turn
+    from ds4mlx.service.turn import Answer
 
 INTERRUPTED = 130
 SECOND_SIGNAL_S = 2.0

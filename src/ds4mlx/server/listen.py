@@ -12,8 +12,6 @@ from starlette.applications import Starlette
 from ds4mlx.config import Settings
 from ds4mlx.errors import Ds4Error
 
-log = logging.getLogger(__name__)
-
 
 def bind(settings: Settings) -> socket.socket:
     """A socket bound to `host` and `port`, not listening yet. Raises Ds4Error when that is impossible."""
