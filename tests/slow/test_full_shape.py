@@ -10,6 +10,7 @@ twice: as it is, and with ds4's rounding put in front of its products, which sho
 import json
 import resource
 import sys
+import time
 from pathlib import Path
 
 import mlx.core as mx
@@ -40,7 +41,9 @@ def path(tmp_path_factory, v4_tokenizer_json):
 @pytest.fixture(scope="module")
 def logits(path):
     """logits(user text): of the first token of the answer, non-thinking, behind ds4's own system text."""
+    began = time.perf_counter()
     engine = open_mlx(Settings(ctx=2048), path)
+    print(f"\nopened in {time.perf_counter() - began:.1f} s", file=sys.stderr)
     with GGUF.open(path) as file:
         tokenizer = Tokenizer.from_gguf(file.metadata)
 
@@ -103,4 +106,5 @@ def test_italian_with_ds4_rounding_is_nearer_than_its_own_engines_are(logits, ro
 
 def test_resident_memory_stays_under_12_gb(logits):
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    print(f"\n{peak / 1e9:.1f} GB resident at most", file=sys.stderr)
     assert peak < 12e9
