@@ -47,13 +47,15 @@ def test_every_kernel_has_its_operation_and_its_test():
 def test_every_package_is_in_the_wheel():
     import tomllib
     listed = set(tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"])
-    folders = {init.parent for init in ROOTS["src"].rglob("__init__.py")}
-    found = {".".join(("ds4mlx", *folder.relative_to(ROOTS["src"]).parts)) for folder in folders}
-    assert listed == found | {"ds4mlx.metal_kernels", "ds4mlx.cuda_port"}
+    roots = {"ds4mlx": ROOTS["src"], "ds4mlx.metal_kernels": ROOTS["metal"], "ds4mlx.cuda_port": ROOTS["cuda"]}
+    found = {".".join((package, *init.parent.relative_to(root).parts))
+             for package, root in roots.items() for init in root.rglob("__init__.py")}
+    assert listed == found
 
 
 def test_every_folder_of_modules_is_a_package():
-    assert names(path for path in ROOTS["src"].rglob("*.py") if not (path.parent / "__init__.py").exists()) == []
+    assert names(path for root in ("src", "metal", "cuda") for path in ROOTS[root].rglob("*.py")
+                 if not (path.parent / "__init__.py").exists()) == []
 
 
 def test_test_files_have_names_of_their_own():
