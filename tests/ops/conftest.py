@@ -31,10 +31,17 @@ def random_blocks(rng):
     return make
 
 
-@pytest.fixture(params=["reference", "cpu", "metal", "cuda"])
+@pytest.fixture(params=["reference", "cpu", "metal", "metal-emulated", "cuda"])
 def implementation(request):
-    """Every implementation that this machine can run."""
-    if request.param not in ("reference", ops.device()):
+    """Every implementation that this machine can run; Metal's kernels in the emulator on any."""
+    if request.param not in ("reference", "metal-emulated", ops.device()):
         pytest.skip(f"no {request.param} here")
     with ops.only(request.param):
         yield request.param
+
+
+@pytest.fixture
+def emulated():
+    """Metal kernels, run by the emulator."""
+    with ops.only("metal-emulated"):
+        yield

@@ -9,12 +9,12 @@ KINDS = ["F32", "F16", "BF16", "Q8_0", "Q2_K", "Q4_K", "IQ2_XXS", "MXFP4"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_device_decodes_what_numpy_decodes(kind, random_blocks):
+def test_the_device_decodes_what_numpy_decodes(kind, random_blocks, implementation):
     raw = random_blocks(kind, 3, 5, 512)
     np.testing.assert_array_equal(np.array(ops.dequantize(mx.array(raw), kind)), dequantize(raw, kind))
 
 
-def test_every_exponent_of_mxfp4():
+def test_every_exponent_of_mxfp4(implementation):
     raw = np.arange(256, dtype=np.uint8)[:, None].repeat(17, axis=1)
     np.testing.assert_array_equal(np.array(ops.dequantize(mx.array(raw), "MXFP4")), dequantize(raw, "MXFP4"))
 

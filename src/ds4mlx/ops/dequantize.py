@@ -2,10 +2,14 @@
 from functools import cache
 
 import mlx.core as mx
+import numpy as np
 
 from ds4mlx.gguf.blocks import BLOCK_TYPES
 from ds4mlx.gguf.dequant import E2M1, IQ2_GRID, IQ2_SIGNS
 from ds4mlx.ops.dispatch import pick
+from ds4mlx.ops.kernel import kernel
+
+THREADS = 64
 
 
 def dequantize(blocks: mx.array, kind: str) -> mx.array:
@@ -17,11 +21,23 @@ def dequantize(blocks: mx.array, kind: str) -> mx.array:
     if kind not in _DECODERS:
         raise ValueError(f"dequantize: no decoder for {kind}, have {', '.join(_DECODERS)}")
     assert blocks.shape[-1] % BLOCK_TYPES[kind].bytes == 0, (kind, blocks.shape)
-    return pick(reference)(blocks, kind)
+    return pick(reference, metal=metal)(blocks, kind)
 
 
 def reference(blocks: mx.array, kind: str) -> mx.array:
     return _DECODERS[kind](blocks)
+
+
+def metal(blocks: mx.array, kind: str) -> mx.array:
+    layout, rows = BLOCK_TYPES[kind], int(np.prod(blocks.shape[:-1]))
+    K = blocks.shape[-1] // layout.bytes * layout.weights
+    if K % 32 or not rows:
+        return reference(blocks, kind)   # no matrix of a model; F32 and F16 rows of any width have a decoder
+    groups = -(-rows * (K // 32) // THREADS)
+    (y,) = kernel("dequantize", "rows", ("blocks", "rows"), ("y",))(
+        [blocks, rows], [((*blocks.shape[:-1], K), mx.float32)], (groups, 1, 1), (THREADS, 1, 1),
+        [("KIND", layout.type_id), ("K", K)])
+    return y
 
 
 def _split(blocks: mx.array, size: int) -> mx.array:

@@ -5,15 +5,15 @@ definition; the others are optional. Models never ask where they are.
 """
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
-from importlib.resources import files
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import mlx.core as mx
 
 Op = TypeVar("Op", bound=Callable[..., object])
+Name = Literal["auto", "reference", "cpu", "metal", "metal-emulated", "cuda"]
 
-_forced: str | None = None
+_chosen: Name = "auto"
+_exact = False
 
 
 def device() -> str:
@@ -24,26 +24,38 @@ def device() -> str:
 
 
 def pick(reference: Op, *, metal: Op | None = None, cuda: Op | None = None, native: Op | None = None) -> Op:
-    """The implementation for this device, or the one that `only` asks for; the reference where there is none.
+    """The implementation for this device, or the one that `use` or `only` asks for; the reference where there is none.
 
     `native` is for the CPU, where MLX's own product is far slower than the BLAS that NumPy brings.
     """
-    implementations = {"metal": metal, "cuda": cuda, "cpu": native}
-    return implementations.get(_forced or device()) or reference
+    name = device() if _chosen == "auto" else _chosen
+    implementations = {"metal": metal, "metal-emulated": metal, "cuda": cuda, "cpu": native}
+    return implementations.get(name) or reference
+
+
+def use(name: Name, exact: bool = False) -> None:
+    """From here on every op uses implementation `name` where it has it; "auto" is this device's. `exact`: no path that
+    rounds what the reference does not (half tiles in prefill, mainly)."""
+    global _chosen, _exact
+    _chosen, _exact = name, exact
 
 
 @contextmanager
-def only(name: str) -> Iterator[None]:
-    """Within the block every op uses implementation `name` ("reference", "metal", "cuda", "cpu") where it has it."""
-    global _forced
-    before, _forced = _forced, name
+def only(name: Name, exact: bool = False) -> Iterator[None]:
+    """`use`, within the block."""
+    before = _chosen, _exact
+    use(name, exact)
     try:
         yield
     finally:
-        _forced = before
+        use(*before)
 
 
-@cache
-def metal_source(stem: str) -> str:
-    """The text of metal_kernels/STEM.metal, the same in a wheel and a checkout."""
-    return files("ds4mlx.metal_kernels").joinpath(f"{stem}.metal").read_text(encoding="ascii")
+def emulated() -> bool:
+    """Whether Metal kernels run in the emulator, on the CPU."""
+    return _chosen == "metal-emulated"
+
+
+def exact() -> bool:
+    """Whether paths that round more than the reference are to be avoided (--quality)."""
+    return _exact
