@@ -24,6 +24,8 @@ class Settings:
     prefill_chunk: int = 2048                   # a multiple of 128
     memory_limit_gb: float | None = None        # None: 85 % of what the device recommends
     kv_round: Literal["official", "none"] = "official"
+    quality: bool = False                       # exact paths where a fast one rounds more
+    ops: Literal["auto", "reference", "cpu", "metal", "metal-emulated", "cuda"] = "auto"  # who computes
     power: int = 100                            # duty cycle, percent
     lock: bool = True                           # one big model per machine
     # prompts

@@ -27,7 +27,10 @@ def add_engine_flags(parser: ArgumentParser) -> None:
     group.add_argument("--memory-limit-gb", metavar="F", help="refuse to need more (85 %% of what the device has)")
     group.add_argument("--power", metavar="N", help="duty cycle in percent, to keep a machine cool (100)")
     group.add_argument("--kv-round", metavar="official|none", help="rounding of cached rows (official)")
+    group.add_argument("--quality", action="store_true", default=None,
+                       help="compute exactly where a faster way rounds more")
     group.add_argument("--engine", metavar="mlx|stub", help=SUPPRESS)
+    group.add_argument("--ops", metavar="NAME", help=SUPPRESS)
     group.add_argument("--no-lock", dest="lock", action="store_false", default=None,
                        help="load although another process has a model loaded")
     group.add_argument("--effort-profile", metavar="auto|0731|preview",

@@ -22,6 +22,7 @@ def open_mlx(settings: Settings, path: Path) -> "MLXEngine":
     """The engine for the GGUF at `path`. Raises ModelFileError before weights are read, DoesNotFit before they are
     allocated."""
     file = GGUF.open(path)
+    ops.use(settings.ops, settings.quality)
     try:
         return MLXEngine(file, settings)
     except BaseException:

@@ -3,7 +3,7 @@ from ds4mlx.ops.attend import attend
 from ds4mlx.ops.compress import compress
 from ds4mlx.ops.dense_matmul import dense_matmul
 from ds4mlx.ops.dequantize import dequantize
-from ds4mlx.ops.dispatch import device, only
+from ds4mlx.ops.dispatch import device, only, use
 from ds4mlx.ops.expert_matmul import expert_down, expert_gate_up, swiglu
 from ds4mlx.ops.hyper_mix import hyper_head, hyper_post, hyper_pre
 from ds4mlx.ops.indexer_topk import index_scores, top_k
@@ -14,4 +14,4 @@ from ds4mlx.ops.weights import Blocks
 
 __all__ = ["Blocks", "attend", "compress", "dense_matmul", "dequantize", "device", "expert_down", "expert_gate_up",
            "fp4_round", "fp8_round", "hyper_head", "hyper_post", "hyper_pre", "index_scores", "only", "rope_tail",
-           "sample", "swiglu", "top_k"]
+           "sample", "swiglu", "top_k", "use"]
