@@ -2,7 +2,8 @@
 from ds4mlx.metal_kernels.emulator.errors import (
     CompileError, DivergenceError, EmulatorError, EndlessLoopError, LimitError, OutOfBoundsError, RaceError, StrictError,
     UndefinedBehaviourError)
-from ds4mlx.metal_kernels.emulator.kernel import metal_kernel
+from ds4mlx.metal_kernels.emulator.kernel import checking, metal_kernel
 
 __all__ = ["CompileError", "DivergenceError", "EmulatorError", "EndlessLoopError", "LimitError", "OutOfBoundsError",
-           "RaceError", "StrictError", "UndefinedBehaviourError", "metal_kernel"]
+           "RaceError", "StrictError", "UndefinedBehaviourError", "checking",
+           "metal_kernel"]

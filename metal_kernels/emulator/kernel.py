@@ -16,6 +16,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -58,6 +60,20 @@ DEBUG_FLAGS = ["-DMSL_FLAT", "-fsanitize=array-bounds,alignment,shift-exponent,i
 
 
 _KINDS = {1: OutOfBoundsError, 2: DivergenceError, 3: UndefinedBehaviourError, 4: EndlessLoopError}
+
+
+_checks = {"races": False, "debug": False}
+
+
+@contextmanager
+def checking(races: bool = False, debug: bool = False) -> Iterator[None]:
+    """Within the block every call is made with `check_races=races` and `debug=debug` as well."""
+    before = dict(_checks)
+    _checks.update(races=races, debug=debug)
+    try:
+        yield
+    finally:
+        _checks.update(before)
 
 
 # --------------------------------------------------------------------------- toolchain
@@ -378,6 +394,7 @@ class metal_kernel:
     def __call__(self, *, inputs, output_shapes, output_dtypes, grid, threadgroup, template=None, init_value=None,
                  verbose=False, stream=None, debug=False, strict=True, schedule="forward", seed=1, check_races=False,
                  workers=None, timeout_s=120, as_mlx=False, count=False, cache=None):
+        debug, check_races = debug or _checks["debug"], check_races or _checks["races"]
         for got, want, what in ((inputs, self.inputs, "inputs"), (output_shapes, self.outputs, "output_shapes"),
                                 (output_dtypes, self.outputs, "output_dtypes")):
             if len(got) != len(want): raise ValueError(f"expected {len(want)} {what}, got {len(got)}")
