@@ -1,10 +1,11 @@
-"""The routed experts: gate and up with SwiGLU, then down, only for the experts that a chunk selects."""
+"""The experts: gate and up with SwiGLU, then down, for those that a chunk selects and for the shared one."""
 from collections.abc import Callable
 
 import mlx.core as mx
 import numpy as np
 
 from ds4mlx.ops import native
+from ds4mlx.ops.dense_matmul import dense_matmul
 from ds4mlx.ops.dequantize import dequantize
 from ds4mlx.ops.dispatch import pick
 from ds4mlx.ops.weights import Blocks
@@ -18,46 +19,66 @@ def swiglu(gate: mx.array, up: mx.array, limit: float) -> mx.array:
     return gate * mx.sigmoid(gate) * mx.clip(up, -limit, limit)
 
 
-def expert_gate_up(x: mx.array, selected: mx.array, weight: mx.array, gate: Blocks, up: Blocks,
-                   limit: float) -> mx.array:
+def expert_gate_up(x: mx.array, selected: mx.array, weight: mx.array, gate: Blocks, up: Blocks, limit: float,
+                   shared: tuple[Blocks, Blocks] | None = None) -> mx.array:
     """mid[t, s] = weight[t, s] * swiglu(W1[e] x[t], W3[e] x[t]) for e = selected[t, s].
 
-    x [T, D] f32; selected [T, S] int in [0, E); weight [T, S] f32; gate, up stacks of [E, F, row bytes].
-    Returns [T, S, F] f32. The route weight is applied before the down product, as the official code does.
+    x [T, D] f32; selected [T, S] i32 in [0, E); weight [T, S] f32; gate, up stacks of [E, F, row bytes], one kind.
+    `shared`, gate and up of [F, row bytes], is one more slot that every token takes with weight 1.
+    Returns [T, S, F] f32, [T, S + 1, F] with the shared expert. The route weight is applied before the down product,
+    as the official code does. Raises ValueError when stacks do not go together.
     """
-    return pick(gate_up_reference, native=gate_up_cpu)(x, selected, weight, gate, up, limit)
+    _same("expert_gate_up", gate, up)
+    if shared:
+        _same("expert_gate_up, shared", *shared)
+    return pick(gate_up_reference, native=gate_up_cpu)(x, selected, weight, gate, up, limit, shared)
 
 
-def expert_down(mid: mx.array, selected: mx.array, down: Blocks) -> mx.array:
-    """y[t] = sum_s W2[selected[t, s]] mid[t, s].
+def expert_down(mid: mx.array, selected: mx.array, down: Blocks, shared: Blocks | None = None) -> mx.array:
+    """y[t] = sum_s W2[selected[t, s]] mid[t, s], plus the shared W2 mid[t, S].
 
-    mid [T, S, F] f32; selected [T, S] int; down a stack of [E, D, row bytes]. Returns [T, D] f32.
+    mid [T, S, F] f32, [T, S + 1, F] with `shared`, which is [D, row bytes]; selected [T, S] i32 in [0, E); down a stack
+    of [E, D, row bytes]. Returns [T, D] f32. Raises ValueError when mid has not one row for each slot.
     """
-    return pick(down_reference, native=down_cpu)(mid, selected, down)
+    slots = selected.shape[1] + (shared is not None)
+    if mid.shape[1] != slots:
+        raise ValueError(f"expert_down: mid {mid.shape} for {slots} slots, selected {selected.shape}, shared: "
+                         f"{shared is not None}")
+    return pick(down_reference, native=down_cpu)(mid, selected, down, shared)
 
 
-def gate_up_reference(x, selected, weight, gate, up, limit, product: Product | None = None):
+def _same(op: str, gate: Blocks, up: Blocks) -> None:
+    if (gate.kind, gate.shape) != (up.kind, up.shape):
+        raise ValueError(f"{op}: gate is {gate.kind} {gate.shape}, up {up.kind} {up.shape}; they must be alike")
+
+
+def gate_up_reference(x, selected, weight, gate, up, limit, shared, product: Product | None = None):
     product = product or _product
     groups, parts = _by_expert(selected), []
     for expert, pairs in groups:
         rows = x[mx.array(pairs // selected.shape[1])]
         parts.append(swiglu(product(rows, gate, expert), product(rows, up, expert), limit))
-    return _in_order(parts, groups).reshape(*selected.shape, -1) * weight[..., None]
+    mid = _in_order(parts, groups).reshape(*selected.shape, -1) * weight[..., None]
+    if shared is None:
+        return mid
+    last = swiglu(dense_matmul(x, shared[0]), dense_matmul(x, shared[1]), limit)
+    return mx.concatenate([mid, last[:, None]], axis=1)
 
 
-def down_reference(mid, selected, down, product: Product | None = None):
-    product = product or _product
-    groups, flat = _by_expert(selected), mid.reshape(-1, mid.shape[-1])
+def down_reference(mid, selected, down, shared, product: Product | None = None):
+    product, slots = product or _product, selected.shape[1]
+    groups, flat = _by_expert(selected), mid[:, :slots].reshape(-1, mid.shape[-1])
     parts = [product(flat[mx.array(pairs)], down, expert) for expert, pairs in groups]
-    return _in_order(parts, groups).reshape(*selected.shape, -1).sum(axis=1)
+    y = _in_order(parts, groups).reshape(*selected.shape, -1).sum(axis=1)
+    return y if shared is None else y + dense_matmul(mid[:, slots], shared)
 
 
-def gate_up_cpu(x, selected, weight, gate, up, limit):
-    return gate_up_reference(x, selected, weight, gate, up, limit, _cpu_product)
+def gate_up_cpu(x, selected, weight, gate, up, limit, shared):
+    return gate_up_reference(x, selected, weight, gate, up, limit, shared, _cpu_product)
 
 
-def down_cpu(mid, selected, down):
-    return down_reference(mid, selected, down, _cpu_product)
+def down_cpu(mid, selected, down, shared):
+    return down_reference(mid, selected, down, shared, _cpu_product)
 
 
 def _by_expert(selected: mx.array) -> list[tuple[int, np.ndarray]]:
