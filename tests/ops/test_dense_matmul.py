@@ -39,3 +39,12 @@ def test_a_matrix_larger_than_a_slab(implementation, random_blocks, rng, monkeyp
 def test_groups_that_do_not_divide_the_rows_are_refused(random_blocks):
     with pytest.raises(ValueError, match="7 rows in 2 groups"):
         ops.dense_matmul(mx.zeros((1, 2, 32)), ops.Blocks(mx.array(random_blocks("Q8_0", 7, 32)), "Q8_0"), groups=2)
+
+
+@pytest.mark.parametrize("tokens", [1, 9])
+def test_several_matrices_of_different_kinds_share_an_input(tokens, implementation, random_blocks, rng):
+    shapes = [("Q8_0", 40), ("F16", 13), ("Q4_K", 9), ("Q8_0", 1)]
+    raws, x = [random_blocks(kind, n, 256) for kind, n in shapes], rng.normal(size=(tokens, 256)).astype(np.float32)
+    ys = ops.dense_matmuls(mx.array(x), [ops.Blocks(mx.array(r), kind) for r, (kind, _) in zip(raws, shapes)])
+    for y, raw, (kind, _) in zip(ys, raws, shapes, strict=True):
+        assert_near(y, x.astype(np.float64) @ dequantize(raw, kind).T)

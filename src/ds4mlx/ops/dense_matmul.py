@@ -1,4 +1,6 @@
-"""y = x W^T over a matrix kept in its GGUF blocks."""
+"""y = x W^T over matrices kept in their GGUF blocks: one, or several that share their input."""
+from collections.abc import Sequence
+
 import mlx.core as mx
 import numpy as np
 
@@ -27,6 +29,18 @@ def dense_matmul(x: mx.array, w: Blocks, groups: int = 1) -> mx.array:
     parts = [product(x[..., g, :].reshape(-1, x.shape[-1]), Blocks(w.raw[g * size:(g + 1) * size], w.kind))
              for g in range(groups)]
     return mx.stack(parts, axis=-2).reshape(*x.shape[:-1], size)
+
+
+def dense_matmuls(x: mx.array, ws: Sequence[Blocks]) -> list[mx.array]:
+    """[x W^T for each W], in float32; in decode one launch.
+
+    x [T, K] float; ws of [N_i, row bytes], of any kinds. Returns [T, N_i] f32 each.
+    """
+    return pick(reference_each)(x, ws)
+
+
+def reference_each(x: mx.array, ws: Sequence[Blocks]) -> list[mx.array]:
+    return [dense_matmul(x, w) for w in ws]
 
 
 def reference(x: mx.array, w: Blocks) -> mx.array:
