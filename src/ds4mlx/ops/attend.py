@@ -1,21 +1,80 @@
 """Attention over the window's rows and the compressed rows, with a sink; a row is key and value at once."""
 import mlx.core as mx
+import numpy as np
 
 from ds4mlx.ops.dispatch import pick
+from ds4mlx.ops.kv_round import fp8_unpack
+from ds4mlx.ops.rope_tail import rope_tail
+
+QUERY_BLOCK = 128  # queries at once in the reference: their window spans 255 rows, and 64 heads of scores stay near 25 MB
 
 
-def attend(q: mx.array, window: mx.array, window_mask: mx.array, rows: mx.array | None, rows_mask: mx.array | None,
-           sink: mx.array) -> mx.array:
+def attention(q: mx.array, cos: mx.array, sin: mx.array, window: mx.array, start: int, rows: mx.array | None,
+              chosen: mx.array | None, ratio: int, sink: mx.array, width: int, eps: float) -> mx.array:
     """o[t, h] = sum_k exp(z_k - m) key_k / (exp(sink[h] - m) + sum_k exp(z_k - m)), z_k = q[t, h] . key_k / sqrt(D).
 
-    q [T, H, D]; window [R, D] with window_mask [T, R], True where visible; rows either [C, D] for all queries or
-    [T, C, D], each query's own, with rows_mask [T, C]; None without compressed rows. sink [H] is a raw logit, not
-    scaled. Softmax in float32. Returns [T, H, D] f32.
+    q [T, H*D] f32 as projected: each head is divided by its rms, and its last R channels are rotated by cos, sin
+    [T, R/2] f32; those of o are rotated back. The keys of query j, at position t = start + j, are the rows of
+    positions t - width < p <= t in window [R0, row], whose last row is position start + T - 1, and the compressed
+    rows c < (t + 1) // ratio: all such of rows [C, row], or those that chosen [T, K] i32 names, ascending, where
+    entries that are not visible are ignored. ratio is 0 without compression.
+    Rows are f32 [.., D], or packed to bytes by `kv_round.fp8_pack`. sink [H] is a raw logit, not scaled.
+    Softmax in float32. Returns [T, H*D] f32. Raises ValueError when the shapes do not fit.
     """
-    return pick(reference)(q, window, window_mask, rows, rows_mask, sink)
+    T, H = q.shape[0], sink.shape[0]
+    if q.shape[1] % H or cos.shape[0] != T or window.shape[0] < min(T, width):
+        raise ValueError(f"attention: q {q.shape} with {H} sinks, tables {cos.shape} and a window {window.shape}")
+    if chosen is not None and (rows is None or chosen.shape[0] != T):
+        raise ValueError(f"attention: {chosen.shape} rows chosen for {T} tokens from {rows and rows.shape}")
+    return pick(reference)(q, cos, sin, window, start, rows, chosen, ratio, sink, width, eps)
 
 
-def reference(q, window, window_mask, rows, rows_mask, sink):
+def reference(q, cos, sin, window, start, rows, chosen, ratio, sink, width, eps):
+    T, H = q.shape[0], sink.shape[0]
+    D, tail = q.shape[1] // H, 2 * cos.shape[1]
+    q = rope_tail(mx.fast.rms_norm(q.reshape(T, H, D), None, eps), cos, sin)
+    window, base = _unpacked(window, D, tail), start + T - window.shape[0]      # position of the window's first row
+    visible = (np.arange(start, start + T) + 1) // ratio if rows is not None and ratio else np.zeros(T, np.int64)
+    if chosen is None and visible[-1]:
+        rows = _unpacked(rows[:int(visible[-1])], D, tail)
+    parts = []
+    for b in range(0, T, QUERY_BLOCK):
+        block = slice(b, min(b + QUERY_BLOCK, T))
+        t = np.arange(start, start + T)[block]
+        first = max(int(t[0]) - width + 1, base)                                # rows that any of these queries sees
+        p = np.arange(first, int(t[-1]) + 1)
+        window_mask = mx.array((p <= t[:, None]) & (p > t[:, None] - width))
+        seen, rows_mask = _visible_rows(rows, None if chosen is None else chosen[block], visible[block], D, tail)
+        parts.append(masked(q[block], window[first - base:int(t[-1]) + 1 - base], window_mask, seen, rows_mask, sink))
+        if T > QUERY_BLOCK:
+            mx.eval(parts[-1])  # or the keys and scores of several blocks would be alive at once
+    o = parts[0] if len(parts) == 1 else mx.concatenate(parts)
+    return rope_tail(o, cos, sin, inverse=True).reshape(T, H * D)
+
+
+def _visible_rows(rows: mx.array | None, chosen: mx.array | None, visible: np.ndarray, D: int,
+                  tail: int) -> tuple[mx.array | None, mx.array | None]:
+    """The compressed rows of a block of queries, [C, D] or each query's own [T, K, D], and who sees which."""
+    count = int(visible[-1])
+    if not count:
+        return None, None
+    if chosen is None:
+        return rows[:count], mx.array(np.arange(min(count, rows.shape[0])) < visible[:, None])
+    hidden = chosen >= mx.array(visible, mx.int32)[:, None]
+    return _unpacked(rows[mx.where(hidden, 0, chosen)], D, tail), ~hidden
+
+
+def _unpacked(rows: mx.array, D: int, tail: int) -> mx.array:
+    return fp8_unpack(rows, D, tail) if rows.dtype == mx.uint8 else rows.astype(mx.float32)
+
+
+def masked(q: mx.array, window: mx.array, window_mask: mx.array, rows: mx.array | None, rows_mask: mx.array | None,
+           sink: mx.array) -> mx.array:
+    """The softmax and the sums, of queries that are ready.
+
+    q [T, H, D]; window [R, D] with window_mask [T, R], True where visible; rows either [C, D] for all queries or
+    [T, C, D], each query's own, with rows_mask [T, C]; None without compressed rows. Returns [T, H, D] f32.
+    """
     T, H, D = q.shape
     q = q.astype(mx.float32) * D ** -0.5
     window = window.astype(mx.float32)
@@ -30,3 +89,9 @@ def reference(q, window, window_mask, rows, rows_mask, sink):
     if rows is not None:
         o = o + p[..., window.shape[0]:-1] @ rows
     return o
+
+
+def attend(q: mx.array, window: mx.array, window_mask: mx.array, rows: mx.array | None, rows_mask: mx.array | None,
+           sink: mx.array) -> mx.array:
+    """`masked`, as an op of its own."""
+    return pick(masked)(q, window, window_mask, rows, rows_mask, sink)
