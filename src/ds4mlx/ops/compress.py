@@ -1,7 +1,59 @@
-"""Pooling of a compressor: a softmax over the tokens of a group, channel by channel."""
+"""A compressor: every `ratio` tokens become one row, pooled channel by channel.
+
+Ratio 128 pools the tokens of a group. Ratio 4 overlaps: k and s are twice as wide as a row, and a row pools the carry
+halves ([:w]) of the group before with the own halves ([w:]) of its own group.
+"""
 import mlx.core as mx
 
 from ds4mlx.ops.dispatch import pick
+from ds4mlx.ops.kv_round import Packing, pack
+from ds4mlx.ops.rope_tail import reference as rope_reference
+
+
+def compress_step(k: mx.array, s: mx.array, frontier: mx.array, ape: mx.array, norm: mx.array, cos: mx.array,
+                  sin: mx.array, start: int, ratio: int, packing: Packing | None,
+                  eps: float) -> tuple[mx.array, mx.array | None]:
+    """The frontier and the rows after T more tokens: row = pack(rotate(rms(pooled) * norm)), pooled as in `compress`.
+
+    k, s [T, m w], the products of the tokens start … start + T - 1; ape [ratio, m w], added to s by place in the group;
+    norm [w]; m = 2 if groups overlap, else 1. frontier [n, 2, m w]: k and s (ape added) of the tokens before that are
+    still needed, the open group's and, if groups overlap, those of the group before it. cos, sin [G, R/2] at the first
+    positions of the G groups that are completed. All f32.
+    Returns the next frontier and [G, row], packed as `kv_round.pack` does, or None when G = 0.
+    Raises ValueError when frontier or tables do not fit start, T and ratio.
+    """
+    T, groups = k.shape[0], (start % ratio + k.shape[0]) // ratio
+    overlap = k.shape[1] == 2 * norm.shape[0]
+    before = ratio if overlap and start >= ratio else 0     # tokens of the previous group, held for their carry halves
+    if frontier.shape != (before + start % ratio, 2, k.shape[1]) or cos.shape[0] != groups or not T:
+        raise ValueError(f"compress_step: frontier {frontier.shape} and tables {cos.shape} for k {k.shape} at token "
+                         f"{start}, ratio {ratio}: needed {before + start % ratio} tokens and {groups} groups")
+    return pick(step_reference)(k, s, frontier, ape, norm, cos, sin, start, before, packing, eps)
+
+
+def step_reference(k, s, frontier, ape, norm, cos, sin, start, before, packing, eps):
+    r, groups = ape.shape[0], cos.shape[0]
+    s = s + ape[(start + mx.arange(k.shape[0])) % r]
+    tokens = mx.concatenate([frontier, mx.stack([k, s], axis=1)])               # [n + T, 2, m w]
+    done = before + groups * r
+    overlap = k.shape[1] == 2 * norm.shape[0]
+    left = mx.contiguous(tokens[done - (r if overlap and done else 0):])
+    if not groups:
+        return left, None
+    k, s = (_slots(tokens[:done, i], before, r, overlap, empty) for i, empty in enumerate((0.0, -mx.inf)))
+    row = mx.fast.rms_norm(reference(k, s), norm, eps)
+    return left, pack(rope_reference(row, cos, sin), packing, 2 * cos.shape[1])
+
+
+def _slots(a: mx.array, before: int, ratio: int, overlap: bool, empty: float) -> mx.array:
+    """What each group pools, [groups, m ratio, w], of a [before + groups ratio, m w]; `empty` where no group is before."""
+    own = a[before:].reshape(-1, ratio, a.shape[1])
+    if not overlap:
+        return own
+    w = a.shape[1] // 2
+    first = a[:ratio, :w] if before else mx.full((ratio, w), empty)
+    carry = mx.concatenate([first[None], own[:-1, :, :w]])
+    return mx.concatenate([carry, own[..., w:]], axis=1)
 
 
 def compress(k: mx.array, s: mx.array) -> mx.array:
