@@ -28,3 +28,25 @@ def test_the_matrix_goes_from_source_row_to_destination_column(rng):
     y, streams, post, m = (rng.normal(size=s).astype(np.float32) for s in ((2, 8), (2, 4, 8), (2, 4), (2, 4, 4)))
     expected = post[..., None] * y[:, None] + np.einsum("tij,tid->tjd", m, streams)
     np.testing.assert_allclose(np.array(ops.hyper_post(*map(mx.array, (y, streams, post, m)))), expected, atol=1e-5)
+
+
+def blocks(fn):
+    """fn [M, N D] as its file holds it."""
+    return ops.Blocks(mx.array(fn.view(np.uint8)), "F16" if fn.dtype == np.float16 else "F32")
+
+
+def entered(streams, fn, scale, base, update=None, norm=None, iterations=20):
+    """Both halves of the way into a half layer: streams', x, post, m as NumPy arrays."""
+    norm = np.ones(streams.shape[-1], np.float32) if norm is None else norm
+    after, sums = ops.hyper_mix(mx.array(streams), blocks(fn), None if update is None else tuple(map(mx.array, update)))
+    x, post, m = ops.hyper_enter(after, sums, *map(mx.array, (scale, base, norm)), iterations, 1e-6, 1e-6)
+    return [np.array(a) for a in (after, x, post, m)]
+
+
+def test_the_way_in_gives_the_known_answer(units, implementation):
+    streams, fn, scale, base = (units[f"hc.{name}"] for name in ("streams", "fn", "scale", "base"))
+    _, x, post, m = entered(streams, fn, scale, base)
+    collapsed = units["hc.collapsed"]
+    rms = np.sqrt((collapsed.astype(np.float64) ** 2).mean(axis=-1, keepdims=True) + 1e-6)
+    for found, expected in ((x * rms, collapsed), (post, units["hc.post"]), (m, units["hc.comb"])):
+        np.testing.assert_allclose(found, expected, atol=2e-6)  # float32 in another order

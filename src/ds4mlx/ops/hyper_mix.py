@@ -1,7 +1,65 @@
 """Hyper-connections: the four residual streams mixed into one layer input, and the layer's output mixed back."""
 import mlx.core as mx
 
+from ds4mlx.ops.dense_matmul import dense_matmul
 from ds4mlx.ops.dispatch import pick
+from ds4mlx.ops.weights import Blocks
+
+Update = tuple[mx.array, mx.array, mx.array]
+
+
+def hyper_mix(streams: mx.array, fn: Blocks, update: Update | None = None) -> tuple[mx.array, mx.array]:
+    """The half layer before mixed back into the streams, and what the next one needs to know of all of them.
+
+    streams [T, N, D] f32; fn of [M, N D], F16 or F32; update = (y [T, D], post [T, N], m [T, N, N]), all f32:
+    streams'[t, j] = post[t, j] y[t] + sum_i m[t, i, j] streams[t, i], or the streams as they are without one.
+    Returns streams' [T, N, D] and sums [T, P, M + 1], to be added up over P: the M products of fn with the N D numbers
+    of streams'[t], stream 0 first, and last the sum of their squares.
+    Raises ValueError for weights of another type or shape.
+    """
+    width = streams.shape[1] * streams.shape[2]
+    if fn.shape[-1] != width * {"F16": 2, "F32": 4}.get(fn.kind, 0):
+        raise ValueError(f"hyper_mix: fn is {fn.kind} with rows of {fn.shape[-1]} bytes, need F16 or F32, {width} a row")
+    return pick(mix_reference)(streams, fn, update)
+
+
+def hyper_enter(streams: mx.array, sums: mx.array, scale: mx.array, base: mx.array, norm: mx.array, iterations: int,
+                hc_eps: float, norm_eps: float) -> tuple[mx.array, mx.array, mx.array]:
+    """The half layer's input x, normalised, and (post, m) for the `update` that will mix its output back.
+
+    streams [T, N, D] and sums [T, P, 2N + N*N + 1] of `hyper_mix`; scale [3]; base [2N + N*N]; norm [D]; all f32.
+    mix = products / rms of the streams, over all N D numbers. Slots: N pre, N post, then an N x N matrix, row = source
+    stream. Returns x [T, D] = rms(sum_n pre[n] streams[n]) norm; post [T, N]; m [T, N, N], made doubly stochastic by
+    `iterations` Sinkhorn rounds, the first of them over columns only (39 normalisations for 20).
+    """
+    return pick(enter_reference)(streams, sums, scale, base, norm, iterations, hc_eps, norm_eps)
+
+
+def hyper_leave(streams: mx.array, sums: mx.array, scale: mx.array, base: mx.array, norm: mx.array, hc_eps: float,
+                norm_eps: float) -> mx.array:
+    """The output matrix's input x [T, D] = rms(sum_n (sigmoid(mix[n] scale + base[n]) + hc_eps) streams[n]) norm.
+
+    As `hyper_enter`, with sums [T, P, N + 1], scale [1], base [N].
+    """
+    return pick(leave_reference)(streams, sums, scale, base, norm, hc_eps, norm_eps)
+
+
+def mix_reference(streams, fn, update):
+    if update is not None:
+        streams = post_reference(update[0], streams, *update[1:])
+    flat = streams.reshape(streams.shape[0], -1)
+    sums = mx.concatenate([dense_matmul(flat, fn), (flat * flat).sum(axis=-1, keepdims=True)], axis=-1)
+    return streams, sums[:, None]
+
+
+def enter_reference(streams, sums, scale, base, norm, iterations, hc_eps, norm_eps):
+    x, post, m = pre_reference(streams, _mix(streams, sums, norm_eps), scale, base, iterations, hc_eps)
+    return mx.fast.rms_norm(x, norm, norm_eps), post, m
+
+
+def leave_reference(streams, sums, scale, base, norm, hc_eps, norm_eps):
+    x = head_reference(streams, _mix(streams, sums, norm_eps), scale, base, hc_eps)
+    return mx.fast.rms_norm(x, norm, norm_eps)
 
 
 def hyper_pre(streams: mx.array, mix: mx.array, scale: mx.array, base: mx.array, iterations: int,
@@ -53,3 +111,9 @@ def sinkhorn(m: mx.array, iterations: int, eps: float) -> mx.array:
 
 def _collapse(pre: mx.array, streams: mx.array) -> mx.array:
     return (pre[..., None] * streams).sum(axis=1)
+
+
+def _mix(streams: mx.array, sums: mx.array, eps: float) -> mx.array:
+    """Products of the normalised streams from those of the streams as they are: [T, M]."""
+    total = sums.sum(axis=1)
+    return total[:, :-1] * mx.rsqrt(total[:, -1:] / (streams.shape[1] * streams.shape[2]) + eps)

@@ -1,0 +1,36 @@
+"""Which experts a token goes to, and how much each of them counts."""
+import mlx.core as mx
+
+from ds4mlx.ops.dispatch import pick
+from ds4mlx.ops.ranking import ranks
+
+
+def route(logits: mx.array, bias: mx.array | None, table: mx.array | None, ids: mx.array, k: int,
+          scale: float) -> tuple[mx.array, mx.array]:
+    """selected[t] = table[ids[t]], or the k best of p[t] + bias, with p = sqrt(log(1 + e^logits));
+    weight[t] = scale p[selected] / sum of p[selected].
+
+    logits [T, E] f32; bias [E] f32, which selects and never weighs, or table [V, k] i32; ids [T] i32, read with a table.
+    Returns i32 [T, k] and f32 [T, k]. The best are in ascending order; of equal ones the lower id is taken.
+    Raises ValueError unless there is exactly one of bias and table, and k experts to choose.
+    """
+    if (bias is None) == (table is None):
+        raise ValueError("route: give either a bias or a table of experts by token id")
+    if not 0 < k <= (logits.shape[-1] if table is None else table.shape[-1]):
+        raise ValueError(f"route: {k} of {logits.shape[-1] if table is None else table.shape[-1]} experts")
+    return pick(reference)(logits, bias, table, ids, k, scale)
+
+
+def probability(logits: mx.array) -> mx.array:
+    """sqrt(log(1 + e^logits)), in the form that neither overflows nor loses small values."""
+    return mx.sqrt(mx.logaddexp(logits, 0.0))
+
+
+def reference(logits, bias, table, ids, k, scale):
+    p = probability(logits)
+    if table is not None:
+        selected = table[ids]
+    else:
+        selected = mx.sort(mx.argpartition(ranks(p + bias), kth=k - 1, axis=-1)[..., :k].astype(mx.int32), axis=-1)
+    chosen = mx.take_along_axis(p, selected, axis=-1)
+    return selected, chosen / chosen.sum(axis=-1, keepdims=True) * scale
