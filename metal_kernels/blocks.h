@@ -1,24 +1,41 @@
-// Blocks of quantised weights as a GGUF holds them: their sizes, and 32 weights of a row decoded to float.
+// Blocks of quantised weights as a GGUF holds them: their sizes, and 8 weights of a row at a time as a scale, codes and
+// a minimum.
 //
-// A row is consecutive blocks; its runs of 32 weights are numbered from 0 whatever the block covers. Rows begin at any
-// even address (MXFP4: at any), so fields are read by two bytes at most where a block is not a multiple of four.
+// A row is consecutive blocks. Eight consecutive weights are an octet; octets of a row are numbered from 0 whatever the
+// block covers. A portion is what 8 bytes of codes hold (of floats: one octet). In most formats a byte's fields are far
+// apart in the row, so a portion is `octets` octets, each `stride` weights after the one before. Who wants each byte
+// read once takes a portion after the other; who wants neighbouring weights, octets.
+//
+// Matrices begin at multiples of 32 bytes, rows where the one before ends: a field is read by two bytes at most where a
+// block is not a multiple of four, and byte by byte in MXFP4.
 
 enum Kind { KIND_F32 = 0, KIND_F16 = 1, KIND_Q8_0 = 8, KIND_Q2_K = 10, KIND_Q4_K = 12, KIND_IQ2_XXS = 16,
             KIND_BF16 = 30, KIND_MXFP4 = 39 };  // numbered as in the file
 
-template <int KIND> struct Format;
-template <> struct Format<KIND_F32> { enum { weights = 32, bytes = 128 }; };
-template <> struct Format<KIND_F16> { enum { weights = 32, bytes = 64 }; };
-template <> struct Format<KIND_BF16> { enum { weights = 32, bytes = 64 }; };
-template <> struct Format<KIND_Q8_0> { enum { weights = 32, bytes = 34 }; };
-template <> struct Format<KIND_MXFP4> { enum { weights = 32, bytes = 17 }; };
-template <> struct Format<KIND_Q2_K> { enum { weights = 256, bytes = 84 }; };
-template <> struct Format<KIND_Q4_K> { enum { weights = 256, bytes = 144 }; };
-template <> struct Format<KIND_IQ2_XXS> { enum { weights = 256, bytes = 66 }; };
+template <int KIND> struct Format;  // minimum: whether weights have an offset beside their scale
+template <> struct Format<KIND_F32> { enum { weights = 32, bytes = 128, octets = 1, stride = 8, minimum = 0 }; };
+template <> struct Format<KIND_F16> { enum { weights = 32, bytes = 64, octets = 1, stride = 8, minimum = 0 }; };
+template <> struct Format<KIND_BF16> { enum { weights = 32, bytes = 64, octets = 1, stride = 8, minimum = 0 }; };
+template <> struct Format<KIND_Q8_0> { enum { weights = 32, bytes = 34, octets = 1, stride = 8, minimum = 0 }; };
+template <> struct Format<KIND_MXFP4> { enum { weights = 32, bytes = 17, octets = 2, stride = 16, minimum = 0 }; };
+template <> struct Format<KIND_Q2_K> { enum { weights = 256, bytes = 84, octets = 4, stride = 32, minimum = 1 }; };
+template <> struct Format<KIND_Q4_K> { enum { weights = 256, bytes = 144, octets = 2, stride = 32, minimum = 1 }; };
+template <> struct Format<KIND_IQ2_XXS> { enum { weights = 256, bytes = 66, octets = 4, stride = 8, minimum = 0 }; };
 
 // Bytes of a row of K weights.
 template <int KIND> inline ulong row_bytes(uint K) {
     return ulong(K / uint(Format<KIND>::weights)) * uint(Format<KIND>::bytes);
+}
+
+// Portions of a row of K weights.
+template <int KIND> inline uint row_portions(uint K) {
+    return K / (8 * uint(Format<KIND>::octets));
+}
+
+// Where octet g of a portion begins in the row.
+template <int KIND> inline uint octet_start(uint portion, uint g) {
+    const uint stride = Format<KIND>::stride, side = stride / 8;
+    return portion / side * (stride * uint(Format<KIND>::octets)) + g * stride + portion % side * 8;
 }
 
 // IQ2_XXS: 8 magnitudes an entry, two bits each from the lowest: 0 -> 8, 1 -> 25, 2 -> 43.
@@ -72,64 +89,79 @@ inline uint word_at(const device uint8_t* p) {
     return uint(*(const device ushort*)p) | uint(*(const device ushort*)(p + 2)) << 16;
 }
 
-// w[0..31] = weights 32 run ... 32 run + 31 of the row.
-template <int KIND> inline void decode32(const device uint8_t* row, uint run, const threadgroup ulong* codebook,
-                                         thread float* w);
+// Weight i of an octet is scale * q[i] - minimum.
+struct Affine {
+    float scale, minimum;
+};
 
-template <> inline void decode32<KIND_F32>(const device uint8_t* row, uint run, const threadgroup ulong* codebook,
-                                           thread float* w) {
-    const device float* p = (const device float*)row + run * 32;
-    for (uint i = 0; i < 32; ++i) {
-        w[i] = p[i];
+// q[0..7] = the codes of octet g of a portion.
+template <int KIND> inline Affine octet(const device uint8_t* row, uint portion, uint g,
+                                        const threadgroup ulong* codebook, thread float* q);
+
+template <> inline Affine octet<KIND_F32>(const device uint8_t* row, uint portion, uint g,
+                                          const threadgroup ulong* codebook, thread float* q) {
+    const device float4* p = (const device float4*)row + portion * 2;
+    float4 low = p[0], high = p[1];
+    for (uint i = 0; i < 4; ++i) {
+        q[i] = low[i];
+        q[4 + i] = high[i];
+    }
+    return Affine{1, 0};
+}
+
+template <> inline Affine octet<KIND_F16>(const device uint8_t* row, uint portion, uint g,
+                                          const threadgroup ulong* codebook, thread float* q) {
+    const device half4* p = (const device half4*)row + portion * 2;
+    float4 low = float4(p[0]), high = float4(p[1]);
+    for (uint i = 0; i < 4; ++i) {
+        q[i] = low[i];
+        q[4 + i] = high[i];
+    }
+    return Affine{1, 0};
+}
+
+template <> inline Affine octet<KIND_BF16>(const device uint8_t* row, uint portion, uint g,
+                                           const threadgroup ulong* codebook, thread float* q) {
+    const device ushort* p = (const device ushort*)row + portion * 8;
+    for (uint i = 0; i < 8; ++i) {
+        q[i] = as_type<float>(uint(p[i]) << 16);
+    }
+    return Affine{1, 0};
+}
+
+template <> inline Affine octet<KIND_Q8_0>(const device uint8_t* row, uint portion, uint g,
+                                           const threadgroup ulong* codebook, thread float* q) {
+    const device uint8_t* block = row + portion / 4 * 34;
+    const device char2* codes = (const device char2*)(block + 2) + portion % 4 * 4;
+    for (uint i = 0; i < 4; ++i) {
+        char2 pair = codes[i];
+        q[2 * i] = float(pair.x);
+        q[2 * i + 1] = float(pair.y);
+    }
+    return Affine{half_at(block), 0};
+}
+
+// q[i] = the bits of byte i of 8 that are left after a shift and a mask.
+inline void byte_fields(const device uint* bytes, uint shift, uint mask, thread float* q) {
+    uint low = bytes[0] >> shift, high = bytes[1] >> shift;
+    for (uint i = 0; i < 4; ++i) {
+        q[i] = float(low >> (8 * i) & mask);
+        q[4 + i] = float(high >> (8 * i) & mask);
     }
 }
 
-template <> inline void decode32<KIND_F16>(const device uint8_t* row, uint run, const threadgroup ulong* codebook,
-                                           thread float* w) {
-    const device half* p = (const device half*)row + run * 32;
-    for (uint i = 0; i < 32; ++i) {
-        w[i] = float(p[i]);
-    }
+// Block: 16 scales and minima of 4 bits, 64 bytes of 2-bit codes, d, dmin. Field g of 32 neighbouring bytes is 32
+// neighbouring weights, with a scale for each half.
+template <> inline Affine octet<KIND_Q2_K>(const device uint8_t* row, uint portion, uint g,
+                                           const threadgroup ulong* codebook, thread float* q) {
+    const device uint8_t* block = row + portion / 8 * 84;
+    uint part = portion % 8;
+    byte_fields((const device uint*)(block + 16) + part * 2, 2 * g, 3, q);
+    uint scale = block[part / 4 * 8 + g * 2 + part % 4 / 2];
+    return Affine{half_at(block + 80) * float(scale & 15), half_at(block + 82) * float(scale >> 4)};
 }
 
-template <> inline void decode32<KIND_BF16>(const device uint8_t* row, uint run, const threadgroup ulong* codebook,
-                                            thread float* w) {
-    const device ushort* p = (const device ushort*)row + run * 32;
-    for (uint i = 0; i < 32; ++i) {
-        w[i] = as_type<float>(uint(p[i]) << 16);
-    }
-}
-
-template <> inline void decode32<KIND_Q8_0>(const device uint8_t* row, uint run, const threadgroup ulong* codebook,
-                                            thread float* w) {
-    const device uint8_t* block = row + run * 34;
-    const device char2* q = (const device char2*)(block + 2);
-    float d = half_at(block);
-    for (uint i = 0; i < 16; ++i) {
-        char2 pair = q[i];
-        w[2 * i] = d * float(pair.x);
-        w[2 * i + 1] = d * float(pair.y);
-    }
-}
-
-// Block: 16 scales and minima of 4 bits, 64 bytes of 2-bit codes, d, dmin. A run is one bit pair of 32 bytes.
-template <> inline void decode32<KIND_Q2_K>(const device uint8_t* row, uint run, const threadgroup ulong* codebook,
-                                            thread float* w) {
-    const device uint8_t* block = row + run / 8 * 84;
-    uint part = run % 8;
-    const device uint8_t* q = block + 16 + part / 4 * 32;
-    uint shift = part % 4 * 2;
-    float d = half_at(block + 80), least = half_at(block + 82);
-    for (uint j = 0; j < 2; ++j) {
-        uint scale = block[2 * part + j];
-        float step = d * float(scale & 15), offset = least * float(scale >> 4);
-        for (uint i = 0; i < 16; ++i) {
-            w[16 * j + i] = step * float(q[16 * j + i] >> shift & 3) - offset;
-        }
-    }
-}
-
-// Scale and minimum of run j of a Q4_K block, six bits each in twelve bytes.
+// Scale and minimum of weights 32 j ... of a Q4_K block, six bits each in twelve bytes.
 inline uint2 q4_k_scale(const device uint8_t* s, uint j) {
     if (j < 4) {
         return uint2(s[j] & 63, s[j + 4] & 63);
@@ -137,36 +169,32 @@ inline uint2 q4_k_scale(const device uint8_t* s, uint j) {
     return uint2((s[j + 4] & 15) | (s[j - 4] >> 6) << 4, (s[j + 4] >> 4) | (s[j] >> 6) << 4);
 }
 
-// Block: d, dmin, 12 bytes of scales, 128 bytes of 4-bit codes. A run is one nibble of 32 bytes.
-template <> inline void decode32<KIND_Q4_K>(const device uint8_t* row, uint run, const threadgroup ulong* codebook,
-                                            thread float* w) {
-    const device uint8_t* block = row + run / 8 * 144;
-    uint part = run % 8;
-    const device uint8_t* q = block + 16 + part / 2 * 32;
-    uint shift = part % 2 * 4;
-    uint2 scale = q4_k_scale(block + 4, part);
-    float step = half_at(block) * float(scale.x), offset = half_at(block + 2) * float(scale.y);
-    for (uint i = 0; i < 32; ++i) {
-        w[i] = step * float(q[i] >> shift & 15) - offset;
-    }
+// Block: d, dmin, 12 bytes of scales, 128 bytes of 4-bit codes. Nibble g of 32 neighbouring bytes is 32 neighbouring
+// weights.
+template <> inline Affine octet<KIND_Q4_K>(const device uint8_t* row, uint portion, uint g,
+                                           const threadgroup ulong* codebook, thread float* q) {
+    const device uint8_t* block = row + portion / 16 * 144;
+    uint part = portion % 16;
+    byte_fields((const device uint*)(block + 16) + part * 2, 4 * g, 15, q);
+    uint2 scale = q4_k_scale(block + 4, part / 4 * 2 + g);
+    return Affine{half_at(block) * float(scale.x), half_at(block + 2) * float(scale.y)};
 }
 
-// Block: d, then a run's four codebook indices, four 7-bit sign codes and a 4-bit scale in two words. Bit 7 of a sign
-// byte is the parity of the other seven.
-template <> inline void decode32<KIND_IQ2_XXS>(const device uint8_t* row, uint run, const threadgroup ulong* codebook,
-                                               thread float* w) {
-    const device uint8_t* block = row + run / 8 * 66;
-    uint indices = word_at(block + 2 + run % 8 * 8), signs = word_at(block + 6 + run % 8 * 8);
-    float scale = half_at(block) * 0.25f * (0.5f + float(signs >> 28));
-    for (uint l = 0; l < 4; ++l) {
-        ulong entry = codebook[indices >> (8 * l) & 255];
-        uint code = signs >> (7 * l) & 127;
-        uint sign = code | (popcount(code) & 1) << 7;
-        for (uint j = 0; j < 8; ++j) {
-            float magnitude = scale * float(uint(entry >> (8 * j)) & 255);
-            w[8 * l + j] = sign >> j & 1 ? -magnitude : magnitude;
-        }
+// Block: d, then for each 32 weights four codebook indices, four 7-bit sign codes and a 4-bit scale in two words. Bit 7
+// of a sign byte is the parity of the other seven.
+template <> inline Affine octet<KIND_IQ2_XXS>(const device uint8_t* row, uint portion, uint g,
+                                              const threadgroup ulong* codebook, thread float* q) {
+    const device uint8_t* block = row + portion / 8 * 66;
+    const device uint8_t* words = block + 2 + portion % 8 * 8;
+    uint indices = word_at(words), signs = word_at(words + 4);
+    ulong entry = codebook[indices >> (8 * g) & 255];
+    uint code = signs >> (7 * g) & 127;
+    uint sign = code | (popcount(code) & 1) << 7;
+    for (uint i = 0; i < 8; ++i) {
+        float magnitude = float(uint(entry >> (8 * i)) & 255);
+        q[i] = sign >> i & 1 ? -magnitude : magnitude;
     }
+    return Affine{half_at(block) * 0.25f * (0.5f + float(signs >> 28)), 0};
 }
 
 // E2M1 doubled: 0, 1, 2, 3, 4, 6, 8, 12.
@@ -181,14 +209,31 @@ inline float e8m0_half(uint e) {
     return as_type<float>(e > 1 ? (e - 1) << 23 : e == 1 ? 0x00400000u : 0x00200000u);
 }
 
-// Block: exponent, 16 bytes of 4-bit codes; the low nibbles come first.
-template <> inline void decode32<KIND_MXFP4>(const device uint8_t* row, uint run, const threadgroup ulong* codebook,
-                                             thread float* w) {
-    const device uint8_t* block = row + run * 17;
-    float scale = e8m0_half(block[0]);
-    for (uint i = 0; i < 16; ++i) {
-        uint pair = block[1 + i];
-        w[i] = scale * e2m1_doubled(pair & 15);
-        w[16 + i] = scale * e2m1_doubled(pair >> 4);
+// Block: exponent, 16 bytes of 4-bit codes; the low nibbles are the first 16 weights.
+template <> inline Affine octet<KIND_MXFP4>(const device uint8_t* row, uint portion, uint g,
+                                            const threadgroup ulong* codebook, thread float* q) {
+    const device uint8_t* block = row + portion / 2 * 17;
+    for (uint i = 0; i < 8; ++i) {
+        q[i] = e2m1_doubled(block[1 + portion % 2 * 8 + i] >> (4 * g) & 15);
+    }
+    return Affine{e8m0_half(block[0]), 0};
+}
+
+// w[0..7] = weights 8 index ... 8 index + 7 of the row.
+template <int KIND> inline void decode8(const device uint8_t* row, uint index, const threadgroup ulong* codebook,
+                                        thread float* w) {
+    const uint side = uint(Format<KIND>::stride) / 8, octets = Format<KIND>::octets;
+    uint portion = index / (side * octets) * side + index % side;
+    Affine a = octet<KIND>(row, portion, index / side % octets, codebook, w);
+    for (uint i = 0; i < 8; ++i) {
+        w[i] = Format<KIND>::minimum ? a.scale * w[i] - a.minimum : a.scale * w[i];
+    }
+}
+
+// w[0..31] = weights 32 run ... 32 run + 31 of the row.
+template <int KIND> inline void decode32(const device uint8_t* row, uint run, const threadgroup ulong* codebook,
+                                         thread float* w) {
+    for (uint i = 0; i < 4; ++i) {
+        decode8<KIND>(row, run * 4 + i, codebook, w + 8 * i);
     }
 }
