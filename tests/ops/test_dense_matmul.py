@@ -6,39 +6,36 @@ import pytest
 
 from ds4mlx import ops
 from ds4mlx.gguf.dequant import dequantize
+from ds4mlx.metal_kernels.emulator import checking
 
-TOLERANCE = 2e-5  # float32 sums of 512 products in another order, relative to the largest result
+KINDS = ["F32", "F16", "BF16", "Q8_0", "Q2_K", "Q4_K", "IQ2_XXS", "MXFP4"]
+FLOAT = 2e-5  # float32 sums of 512 products in another order, relative to the largest result
+HALF = 1e-3   # factors rounded to 11 bits: 2^-11 each
 
 
-def assert_near(found, expected):
-    np.testing.assert_allclose(np.array(found), expected, atol=TOLERANCE * np.abs(expected).max())
+def assert_near(found, expected, tolerance=FLOAT):
+    np.testing.assert_allclose(np.array(found), expected, rtol=0, atol=tolerance * np.abs(expected).max())
+
+
+def case(random_blocks, rng, tokens, kind, n, k):
+    """Vectors, a matrix, and their product in float64."""
+    raw, x = random_blocks(kind, n, k), rng.normal(size=(tokens, k)).astype(np.float32)
+    return mx.array(x), ops.Blocks(mx.array(raw), kind), x.astype(np.float64) @ dequantize(raw, kind).T
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_K", "F16"])
 @pytest.mark.parametrize("tokens", [1, 8, 33])  # decode, a batch of drafts, prefill
 def test_product_with_blocks_is_the_product_with_their_weights(kind, tokens, implementation, random_blocks, rng):
-    raw, x = random_blocks(kind, 70, 512), rng.normal(size=(tokens, 512)).astype(np.float32)
-    y = ops.dense_matmul(mx.array(x), ops.Blocks(mx.array(raw), kind))
-    assert_near(y, x.astype(np.float64) @ dequantize(raw, kind).T.astype(np.float64))
+    x, w, expected = case(random_blocks, rng, tokens, kind, 70, 512)
+    assert_near(ops.dense_matmul(x, w), expected, HALF if "metal" in implementation and tokens > 8 else FLOAT)
 
 
-def test_groups_are_consecutive_blocks_of_rows(implementation, random_blocks, rng):
-    raw, x = random_blocks("Q8_0", 6, 64), rng.normal(size=(4, 2, 64)).astype(np.float32)
-    w = dequantize(raw, "Q8_0").reshape(2, 3, 64)
-    y = ops.dense_matmul(mx.array(x), ops.Blocks(mx.array(raw), "Q8_0"), groups=2)
-    assert_near(y, np.einsum("tgk,gnk->tgn", x, w))
-
-
-def test_a_matrix_larger_than_a_slab(implementation, random_blocks, rng, monkeypatch):
-    for module in ("native", "dense_matmul"):
-        monkeypatch.setattr(sys.modules[f"ds4mlx.ops.{module}"], "SLAB_WEIGHTS", 1024)
-    raw, x = random_blocks("Q8_0", 11, 256), rng.normal(size=(2, 256)).astype(np.float32)
-    assert_near(ops.dense_matmul(mx.array(x), ops.Blocks(mx.array(raw), "Q8_0")), x @ dequantize(raw, "Q8_0").T)
-
-
-def test_groups_that_do_not_divide_the_rows_are_refused(random_blocks):
-    with pytest.raises(ValueError, match="7 rows in 2 groups"):
-        ops.dense_matmul(mx.zeros((1, 2, 32)), ops.Blocks(mx.array(random_blocks("Q8_0", 7, 32)), "Q8_0"), groups=2)
+@pytest.mark.parametrize("tokens", [2, 9])
+def test_every_kind_has_kernels_for_decode_and_prefill(tokens, random_blocks, rng):
+    cases = [case(random_blocks, rng, tokens, kind, 5, 256) for kind in KINDS]
+    with ops.only("metal-emulated"):
+        for x, w, expected in cases:
+            assert_near(ops.dense_matmul(x, w), expected, HALF if tokens > 8 else FLOAT)
 
 
 @pytest.mark.parametrize("tokens", [1, 9])
@@ -47,4 +44,50 @@ def test_several_matrices_of_different_kinds_share_an_input(tokens, implementati
     raws, x = [random_blocks(kind, n, 256) for kind, n in shapes], rng.normal(size=(tokens, 256)).astype(np.float32)
     ys = ops.dense_matmuls(mx.array(x), [ops.Blocks(mx.array(r), kind) for r, (kind, _) in zip(raws, shapes)])
     for y, raw, (kind, _) in zip(ys, raws, shapes, strict=True):
-        assert_near(y, x.astype(np.float64) @ dequantize(raw, kind).T)
+        assert_near(y, x.astype(np.float64) @ dequantize(raw, kind).T, HALF if tokens > 8 else FLOAT)
+
+
+@pytest.mark.parametrize("tokens", [5, 130])  # no multiple of what a lane or a tile holds
+def test_quality_rounds_no_factor_to_half(tokens, random_blocks, rng):
+    x, w, expected = case(random_blocks, rng, tokens, "Q8_0", 67, 96)
+    with ops.only("metal-emulated", exact=True):
+        assert_near(ops.dense_matmul(x, w), expected)
+
+
+@pytest.mark.parametrize("tokens", [4, 10])
+def test_groups_are_consecutive_blocks_of_rows(tokens, implementation, random_blocks, rng):
+    raw, x = random_blocks("Q8_0", 6, 64), rng.normal(size=(tokens, 2, 64)).astype(np.float32)
+    w = dequantize(raw, "Q8_0").reshape(2, 3, 64)
+    y = ops.dense_matmul(mx.array(x), ops.Blocks(mx.array(raw), "Q8_0"), groups=2)
+    assert_near(y, np.einsum("tgk,gnk->tgn", x, w), HALF if tokens > 8 else FLOAT)
+
+
+@pytest.mark.parametrize("k", [2048, 4096])
+def test_long_rows_are_split_over_simdgroups(k, random_blocks, rng):
+    x, w, expected = case(random_blocks, rng, 1, "Q8_0", 11, k)
+    with ops.only("metal-emulated"):
+        assert_near(ops.dense_matmul(x, w), expected)
+
+
+@pytest.mark.parametrize("tokens", [3, 9])
+def test_kernels_neither_race_nor_read_past_an_end(tokens, emulated, random_blocks, rng):
+    x, w, _ = case(random_blocks, rng, tokens, "IQ2_XXS", 5, 512)
+    with checking(races=True, debug=True):
+        mx.eval(ops.dense_matmul(x, w))
+
+
+def test_rows_that_are_not_whole_runs_fall_back_to_the_reference(implementation, random_blocks, rng):
+    x, w, expected = case(random_blocks, rng, 3, "F16", 7, 10)
+    assert_near(ops.dense_matmul(x, w), expected)
+
+
+def test_a_matrix_larger_than_a_slab(random_blocks, rng, monkeypatch):
+    monkeypatch.setattr(sys.modules["ds4mlx.ops.dense_matmul"], "SLAB_WEIGHTS", 1024)
+    x, w, expected = case(random_blocks, rng, 2, "Q8_0", 11, 256)
+    with ops.only("reference"):
+        assert_near(ops.dense_matmul(x, w), expected)
+
+
+def test_groups_that_do_not_divide_the_rows_are_refused(random_blocks):
+    with pytest.raises(ValueError, match="7 rows in 2 groups"):
+        ops.dense_matmul(mx.zeros((1, 2, 32)), ops.Blocks(mx.array(random_blocks("Q8_0", 7, 32)), "Q8_0"), groups=2)

@@ -4,12 +4,19 @@ from collections.abc import Sequence
 import mlx.core as mx
 import numpy as np
 
+from ds4mlx.gguf.blocks import BLOCK_TYPES
 from ds4mlx.ops import native
 from ds4mlx.ops.dequantize import dequantize
-from ds4mlx.ops.dispatch import pick
+from ds4mlx.ops.dispatch import exact, pick
+from ds4mlx.ops.kernel import kernel
 from ds4mlx.ops.weights import Blocks
 
-SLAB_WEIGHTS = 1 << 25  # 128 MiB of float32: bounds what the output matrix (530 M weights) needs at once
+SLAB_WEIGHTS = 1 << 25   # 128 MiB of float32: bounds what the output matrix (530 M weights) needs at once
+DECODE_TOKENS = 8        # up to here a lane holds every token's activations
+DECODE_ROWS = 4          # of a matrix, for each set of simdgroups in decode
+SIMDGROUPS = 4           # of a threadgroup
+TILE_TOKENS, TILE_ROWS = 64, 64
+MATRICES = 8             # at most, in one launch
 
 
 def dense_matmul(x: mx.array, w: Blocks, groups: int = 1) -> mx.array:
@@ -19,31 +26,77 @@ def dense_matmul(x: mx.array, w: Blocks, groups: int = 1) -> mx.array:
     blocks of N / G, block g applied to x[..., g, :]. Returns [..., N] f32, or [..., G, N / G].
     Raises ValueError when the shapes do not go together.
     """
-    n = w.shape[0]
+    n, k = w.shape[0], x.shape[-1]
     if groups > 1 and (n % groups or x.shape[-2] != groups):
         raise ValueError(f"dense_matmul: {n} rows in {groups} groups over x {x.shape}")
-    product = pick(reference, native=cpu)
-    if groups == 1:
-        return product(x.reshape(-1, x.shape[-1]), w).reshape(*x.shape[:-1], n)
-    size = n // groups
-    parts = [product(x[..., g, :].reshape(-1, x.shape[-1]), Blocks(w.raw[g * size:(g + 1) * size], w.kind))
-             for g in range(groups)]
-    return mx.stack(parts, axis=-2).reshape(*x.shape[:-1], size)
+    y = pick(reference, metal=metal, native=cpu)(x.reshape(-1, groups, k), w)
+    return y.reshape(*x.shape[:-1], n // groups)
 
 
 def dense_matmuls(x: mx.array, ws: Sequence[Blocks]) -> list[mx.array]:
-    """[x W^T for each W], in float32; in decode one launch.
+    """[x W^T for each W], in float32; on Metal in one launch.
 
     x [T, K] float; ws of [N_i, row bytes], of any kinds. Returns [T, N_i] f32 each.
     """
-    return pick(reference_each)(x, ws)
+    return pick(reference_each, metal=metal_each)(x, ws)
+
+
+def reference(x: mx.array, w: Blocks) -> mx.array:
+    """x [T, G, K], w of [N, row bytes]. Returns [T, G, N / G]."""
+    return mx.stack([_product(x[:, g], part) for g, part in enumerate(_groups(w, x.shape[1]))], axis=1)
 
 
 def reference_each(x: mx.array, ws: Sequence[Blocks]) -> list[mx.array]:
     return [dense_matmul(x, w) for w in ws]
 
 
-def reference(x: mx.array, w: Blocks) -> mx.array:
+def cpu(x: mx.array, w: Blocks) -> mx.array:
+    parts = [native.matmul(native.array(x[:, g]), np.array(part.raw, copy=False), part.kind)
+             for g, part in enumerate(_groups(w, x.shape[1]))]
+    return mx.array(np.stack(parts, axis=1))
+
+
+def metal(x: mx.array, w: Blocks) -> mx.array:
+    return _launch(x, [w])[0] if x.size and x.shape[-1] % 32 == 0 else reference(x, w)
+
+
+def metal_each(x: mx.array, ws: Sequence[Blocks]) -> list[mx.array]:
+    if not x.size or x.shape[-1] % 32 or len(ws) > MATRICES:
+        return reference_each(x, ws)
+    return [y[:, 0] for y in _launch(x[:, None], ws)]
+
+
+def _launch(x: mx.array, ws: Sequence[Blocks]) -> list[mx.array]:
+    """[T, G, N_i / G] for each matrix, by the kernel for so many tokens."""
+    T, G, K = x.shape
+    rows = [w.shape[0] // G for w in ws]
+    decode = T <= DECODE_TOKENS
+    split = 4 if K >= 4096 else 2 if K >= 2048 else 1
+    of_tile = SIMDGROUPS // split * DECODE_ROWS if decode else TILE_ROWS
+    tiles = sum(-(-n // of_tile) for n in rows)
+    if decode:
+        form = [("TOKENS", 1 << (T - 1).bit_length()), ("SPLIT", split)]
+        grid = (tiles, G, 1)
+    else:
+        form = [("S", mx.float32 if exact() else mx.float16), ("BM", TILE_TOKENS)]
+        grid = (-(-T // TILE_TOKENS), tiles, G)
+    template = [*form, ("K", K), ("GROUPS", G), ("CODEBOOK", any(w.kind == "IQ2_XXS" for w in ws))]
+    for i, w in enumerate(ws):
+        template += [(f"KIND{i}", BLOCK_TYPES[w.kind].type_id), (f"N{i}", rows[i])]
+    count = range(len(ws))
+    launch = kernel("dense_matmul", "decode" if decode else "prefill",
+                    ("x", "tokens", *(f"w{i}" for i in count)), tuple(f"y{i}" for i in count),
+                    (("MATRICES", len(ws)),))
+    return launch([x.astype(mx.float32), T, *(w.raw for w in ws)], [((T, G, n), mx.float32) for n in rows], grid,
+                  (32 * SIMDGROUPS, 1, 1), template)
+
+
+def _groups(w: Blocks, groups: int) -> list[Blocks]:
+    size = w.shape[0] // groups
+    return [Blocks(w.raw[g * size:(g + 1) * size], w.kind) for g in range(groups)] if groups > 1 else [w]
+
+
+def _product(x: mx.array, w: Blocks) -> mx.array:
     x = x.astype(mx.float32)
     rows = max(1, SLAB_WEIGHTS // x.shape[-1])
     if w.shape[0] <= rows:
@@ -53,7 +106,3 @@ def reference(x: mx.array, w: Blocks) -> mx.array:
         parts.append(x @ dequantize(mx.array(w.raw[start:start + rows]), w.kind).T)
         mx.eval(parts[-1])  # or all decoded slabs would be alive at once
     return mx.concatenate(parts, axis=-1)
-
-
-def cpu(x: mx.array, w: Blocks) -> mx.array:
-    return mx.array(native.matmul(native.array(x), np.array(w.raw, copy=False), w.kind))

@@ -1,0 +1,134 @@
+// y_i[t, n] = sum_k x[t, k] W_i[n, k] for the matrices i of one input; with GROUPS, row n takes x[t, n / rows of a group].
+//
+// MATRICES is how many; matrix i is of type KINDi with Ni rows (of one group). Threadgroups are dealt to the matrices in
+// order: each belongs to one. Their y position (decode) or z position (prefill) is the group.
+//
+// Decode (TOKENS <= 8): a threadgroup of 4 simdgroups. SPLIT of them share a set of 4 rows, each taking every SPLIT-th 32
+// portions: long rows are split so that a matrix of few rows still fills the device. Weights are read once; x, 4 K bytes a
+// token, is read by each threadgroup and stays in the cache.
+//
+// Prefill: BM x 64 tiles (tiles.h). With 8.5-bit weights a threadgroup reads 64 * 34 bytes for every 64 * 32 products with
+// 64 vectors, which is 1.06 bytes a weight for each 64 tokens. Decoding a matrix to half first and multiplying it then
+// reads 2 bytes there, and once 1.06 + 2 bytes more: at 2048 tokens 67 against 34 bytes a weight. Threadgroups of one set
+// of rows come one after the other, for weights are what the cache cannot hold.
+#include "blocks.h"
+#include "matvec.h"
+#include "tiles.h"
+
+#define ROWS 4
+#define SIMDGROUPS 4
+
+#define EACH1(DO) DO(0)
+#define EACH2(DO) EACH1(DO) DO(1)
+#define EACH3(DO) EACH2(DO) DO(2)
+#define EACH4(DO) EACH3(DO) DO(3)
+#define EACH5(DO) EACH4(DO) DO(4)
+#define EACH6(DO) EACH5(DO) DO(5)
+#define EACH7(DO) EACH6(DO) DO(6)
+#define EACH8(DO) EACH7(DO) DO(7)
+#define JOIN(a, b) a##b
+#define EACH(count, DO) JOIN(EACH, count)(DO)
+
+// Where a thread is: its simdgroup, its lane.
+struct Seat {
+    uint simd, lane;
+};
+
+inline uint tiles(uint rows, uint size) {
+    return (rows + size - 1) / size;
+}
+
+// A set of rows of the matrix w, [N, K], with `tokens` vectors `stride` apart; results of a token are y_stride apart.
+template <int KIND, int TOKENS, int SPLIT, int K> inline void decode_rows(
+        const device float* x, ulong stride, uint tokens, const device uint8_t* w, uint N, device float* y,
+        ulong y_stride, uint tile, const threadgroup ulong* codebook, threadgroup float* partial, Seat seat) {
+    const uint sets = SIMDGROUPS / SPLIT, count = ROWS * TOKENS;
+    uint n = (tile * sets + seat.simd / SPLIT) * ROWS;
+    const device uint8_t* rows[ROWS];
+    float sums[count];
+    for (uint r = 0; r < ROWS; ++r) {
+        rows[r] = w + min(n + r, N - 1) * row_bytes<KIND>(K);
+    }
+    for (uint i = 0; i < count; ++i) {
+        sums[i] = 0;
+    }
+    add_products<KIND, ROWS, TOKENS>(rows, x, stride, tokens, K, seat.simd % SPLIT * 32 + seat.lane, SPLIT * 32, codebook,
+                                     sums);
+    add_lanes<count>(sums, partial + seat.simd * count, seat.lane);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    for (uint i = seat.simd * 32 + seat.lane; i < sets * count; i += SIMDGROUPS * 32) {
+        uint row = (tile * sets + i / count) * ROWS + i % count / TOKENS, t = i % TOKENS;
+        float sum = 0;
+        for (uint s = 0; s < SPLIT; ++s) {
+            sum += partial[(i / count * SPLIT + s) * count + i % count];
+        }
+        if (row < N && t < tokens) {
+            y[t * y_stride + row] = sum;
+        }
+    }
+}
+
+// A BM x 64 tile from row n on; `list` holds the tile's tokens.
+template <typename S, int KIND, int BM, int K> inline void multiply_tile(
+        const device float* x, ulong stride, const threadgroup int* list, const device uint8_t* w, uint n, uint N,
+        device float* y, ulong y_stride, const threadgroup ulong* codebook, threadgroup vec<S, 4>* a,
+        threadgroup vec<S, 4>* b, threadgroup float* strips, Seat seat) {
+    simdgroup_matrix<float, 8, 8> sums[BM / 4];
+    clear<BM>(sums);
+    uint thread_index = seat.simd * 32 + seat.lane;
+    for (uint run = 0; run < K / TILE_RUN; ++run) {
+        load_vectors<S, BM>(a, x, stride, list, run, thread_index);
+        load_rows<S, KIND>(b, w, row_bytes<KIND>(K), n, N, run, codebook, thread_index);
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        multiply<S, BM>(a, b, seat.simd, sums);
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+    }
+    store<BM>(sums, y, y_stride, list, n, N, strips + seat.simd * 256, seat.simd, seat.lane);
+}
+
+#define DECODE(i) \
+    if (tile < tiles(N##i, SIMDGROUPS / SPLIT * ROWS)) { \
+        decode_rows<KIND##i, TOKENS, SPLIT, K>(x + group * K, GROUPS * K, tokens, \
+            w##i + group * N##i * row_bytes<KIND##i>(K), N##i, y##i + group * N##i, GROUPS * N##i, tile, codebook, \
+            partial, seat); \
+        return; \
+    } \
+    tile -= tiles(N##i, SIMDGROUPS / SPLIT * ROWS);
+
+#define PREFILL(i) \
+    if (tile < tiles(N##i, TILE_ROWS)) { \
+        multiply_tile<S, KIND##i, BM, K>(x + group * K, GROUPS * K, list, \
+            w##i + group * N##i * row_bytes<KIND##i>(K), tile * TILE_ROWS, N##i, y##i + group * N##i, GROUPS * N##i, \
+            codebook, a, b, strips, seat); \
+        return; \
+    } \
+    tile -= tiles(N##i, TILE_ROWS);
+// ---- kernel decode
+threadgroup ulong codebook[CODEBOOK ? 256 : 1];
+threadgroup float partial[SIMDGROUPS * ROWS * TOKENS];
+if (CODEBOOK) {
+    load_codebook<KIND_IQ2_XXS>(codebook, thread_index_in_threadgroup, SIMDGROUPS * 32);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+}
+Seat seat = {simdgroup_index_in_threadgroup, thread_index_in_simdgroup};
+ulong group = threadgroup_position_in_grid.y;
+uint tile = threadgroup_position_in_grid.x;
+EACH(MATRICES, DECODE)
+// ---- kernel prefill
+threadgroup ulong codebook[CODEBOOK ? 256 : 1];
+threadgroup int list[BM];
+threadgroup vec<S, 4> a[BM * Line<S>::quads];
+threadgroup vec<S, 4> b[TILE_ROWS * Line<S>::quads];
+threadgroup float strips[4 * 256];
+if (CODEBOOK) {
+    load_codebook<KIND_IQ2_XXS>(codebook, thread_index_in_threadgroup, TILE_THREADS);
+}
+if (thread_index_in_threadgroup < BM) {
+    int token = int(threadgroup_position_in_grid.x * BM + thread_index_in_threadgroup);
+    list[thread_index_in_threadgroup] = token < tokens ? token : -1;
+}
+threadgroup_barrier(mem_flags::mem_threadgroup);
+Seat seat = {simdgroup_index_in_threadgroup, thread_index_in_simdgroup};
+ulong group = threadgroup_position_in_grid.z;
+uint tile = threadgroup_position_in_grid.y;
+EACH(MATRICES, PREFILL)
