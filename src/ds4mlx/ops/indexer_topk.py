@@ -6,8 +6,12 @@ of 32 channels each). Both of one call are held the same way, and the dtype tell
 import mlx.core as mx
 
 from ds4mlx.ops import kv_round
-from ds4mlx.ops.dispatch import pick
+from ds4mlx.ops.dispatch import exact, pick
+from ds4mlx.ops.kernel import kernel
 from ds4mlx.ops.rope_tail import reference as rope_reference
+
+QUERIES = 16          # that a threadgroup takes to its rows, which it decodes once for all
+TILE_BYTES = 20_000   # of rows in threadgroup memory, beside the products of 8 heads
 
 
 def index_queries(q: mx.array, cos: mx.array, sin: mx.array, packed: bool) -> mx.array:
@@ -18,7 +22,7 @@ def index_queries(q: mx.array, cos: mx.array, sin: mx.array, packed: bool) -> mx
     """
     if q.shape[0] != cos.shape[0] or q.shape[-1] < 2 * cos.shape[-1]:
         raise ValueError(f"index_queries: q {q.shape} with tables {cos.shape}")
-    return pick(queries_reference)(q, cos, sin, packed)
+    return pick(queries_reference, metal=queries_metal)(q, cos, sin, packed)
 
 
 def index_scores(q: mx.array, weight: mx.array, rows: mx.array, scale: float = 1.0) -> mx.array:
@@ -29,7 +33,7 @@ def index_scores(q: mx.array, weight: mx.array, rows: mx.array, scale: float = 1
     """
     if q.shape[-1] != rows.shape[-1] or q.dtype != rows.dtype:
         raise ValueError(f"index_scores: queries {q.shape} {q.dtype}, rows {rows.shape} {rows.dtype}")
-    return pick(scores_reference)(q, weight, rows, scale)
+    return pick(scores_reference, metal=scores_metal)(q, weight, rows, scale)
 
 
 def select_rows(scores: mx.array, start: int, ratio: int, k: int) -> mx.array:
@@ -41,7 +45,7 @@ def select_rows(scores: mx.array, start: int, ratio: int, k: int) -> mx.array:
     """
     if not 0 < k <= scores.shape[-1]:
         raise ValueError(f"select_rows: {k} of {scores.shape[-1]} rows")
-    return pick(select_reference)(scores, start, ratio, k)
+    return pick(select_reference, metal=select_metal)(scores, start, ratio, k)
 
 
 def top_k(scores: mx.array, k: int) -> mx.array:
@@ -71,6 +75,40 @@ def select_reference(scores, start, ratio, k):
     seen = (start + 1 + mx.arange(scores.shape[0])) // ratio
     hidden = mx.arange(scores.shape[1]) >= seen[:, None]
     return _best(mx.where(hidden, -2 ** 31, _ordered(scores)), k)              # below -inf
+
+
+def queries_metal(q, cos, sin, packed):
+    T, H, W = q.shape
+    P, lanes = cos.shape[1], W // 4
+    if T * H == 0 or W % 4 or P % 2 or lanes & (lanes - 1) or not (16 if packed else 1) <= lanes <= 32:
+        return queries_reference(q, cos, sin, packed)
+    shape = (T, H, kv_round.pack_bytes(W, 0, "fp4")) if packed else q.shape
+    (turned,) = kernel("indexer_topk", "queries", ("q", "cosine", "sine", "vectors"), ("turned",))(
+        [q, cos, sin, T * H], [(shape, mx.uint8 if packed else mx.float32)], (-(-T * H * lanes // 128), 1, 1),
+        (128, 1, 1), [("H", H), ("W", W), ("P", P), ("PACKED", packed)])
+    return turned
+
+
+def scores_metal(q, weight, rows, scale):
+    (T, H, _), C, packed = q.shape, rows.shape[0], rows.dtype == mx.uint8
+    W = rows.shape[1] * 32 // 17 if packed else rows.shape[1]
+    # Halves hold FP4 vectors exactly; floats they would round, and then other rows could win.
+    number, tile = (mx.float16, 64) if packed and not exact() else (mx.float32, 32)
+    if T * C == 0 or W % (64 if packed else 8) or tile * (W * number.size + 16) > TILE_BYTES:
+        return scores_reference(q, weight, rows, scale)
+    queries = T if T <= 8 else QUERIES
+    (scores,) = kernel("indexer_topk", "scores", ("q", "weight", "rows", "scale", "tokens", "count", "queries"),
+                       ("scores",))(
+        [q, weight, rows, float(scale), T, C, queries], [((T, C), mx.float32)], (-(-C // tile), -(-T // queries), 1),
+        (128, 1, 1), [("H", H), ("W", W), ("TILE", tile), ("Number", number)])
+    return scores
+
+
+def select_metal(scores, start, ratio, k):
+    T, C = scores.shape
+    (rows,) = kernel("indexer_topk", "select", ("scores", "start", "ratio", "count", "width"), ("rows",))(
+        [scores, start, ratio, k, C], [((T, k), mx.int32)], (T, 1, 1), (1024, 1, 1))
+    return rows
 
 
 def top_k_reference(scores, k):
