@@ -1,16 +1,19 @@
-// Blocks of quantised weights as a GGUF holds them: their sizes, and 8 weights of a row at a time as a scale, codes and
-// a minimum.
+// Blocks of quantised weights as a GGUF holds them: their sizes, and 8 weights of a row at a time as a scale, codes
+// and a minimum.
 //
-// A row is consecutive blocks. Eight consecutive weights are an octet; octets of a row are numbered from 0 whatever the
-// block covers. A portion is what 8 bytes of codes hold (of floats: one octet). In most formats a byte's fields are far
-// apart in the row, so a portion is `octets` octets, each `stride` weights after the one before. Who wants each byte
-// read once takes a portion after the other; who wants neighbouring weights, octets.
+// A row is consecutive blocks. Eight consecutive weights are an octet; octets of a row are numbered from 0 whatever
+// the block covers. A portion is what 8 bytes of codes hold (of floats: one octet). In most formats a byte's fields
+// are far apart in the row, so a portion is `octets` octets, each `stride` weights after the one before. Who wants
+// each byte read once takes a portion after the other; who wants neighbouring weights, octets.
 //
-// Matrices begin at multiples of 32 bytes, rows where the one before ends: a field is read by two bytes at most where a
-// block is not a multiple of four, and byte by byte in MXFP4.
+// Matrices begin at multiples of 32 bytes, rows where the one before ends: a field is read by two bytes at most where
+// a block is not a multiple of four, and byte by byte in MXFP4.
 
 enum Kind { KIND_F32 = 0, KIND_F16 = 1, KIND_Q8_0 = 8, KIND_Q2_K = 10, KIND_Q4_K = 12, KIND_IQ2_XXS = 16,
             KIND_BF16 = 30, KIND_MXFP4 = 39 };  // numbered as in the file
+
+// For loops over small arrays, which are registers only where no index is left to the run.
+#define UNROLL _Pragma("clang loop unroll(full)")
 
 template <int KIND> struct Format;  // minimum: whether weights have an offset beside their scale
 template <> struct Format<KIND_F32> { enum { weights = 32, bytes = 128, octets = 1, stride = 8, minimum = 0 }; };
@@ -180,8 +183,8 @@ template <> inline Affine octet<KIND_Q4_K>(const device uint8_t* row, uint porti
     return Affine{half_at(block) * float(scale.x), half_at(block + 2) * float(scale.y)};
 }
 
-// Block: d, then for each 32 weights four codebook indices, four 7-bit sign codes and a 4-bit scale in two words. Bit 7
-// of a sign byte is the parity of the other seven.
+// Block: d, then for each 32 weights four codebook indices, four 7-bit sign codes and a 4-bit scale in two words. Bit
+// 7 of a sign byte is the parity of the other seven.
 template <> inline Affine octet<KIND_IQ2_XXS>(const device uint8_t* row, uint portion, uint g,
                                               const threadgroup ulong* codebook, thread float* q) {
     const device uint8_t* block = row + portion / 8 * 66;

@@ -1,16 +1,18 @@
-// y_i[t, n] = sum_k x[t, k] W_i[n, k] for the matrices i of one input; with GROUPS, row n takes x[t, n / rows of a group].
+// y_i[t, n] = sum_k x[t, k] W_i[n, k] for the matrices i of one input. With GROUPS, x is [t, group, k] and each group
+// has its own rows.
 //
-// MATRICES is how many; matrix i is of type KINDi with Ni rows (of one group). Threadgroups are dealt to the matrices in
-// order: each belongs to one. Their y position (decode) or z position (prefill) is the group.
+// MATRICES is how many; matrix i is of type KINDi with Ni rows (of one group). Threadgroups are dealt to the matrices
+// in order; each belongs to one of them.
 //
-// Decode (TOKENS <= 8): a threadgroup of 4 simdgroups. SPLIT of them share a set of 4 rows, each taking every SPLIT-th 32
-// portions: long rows are split so that a matrix of few rows still fills the device. Weights are read once; x, 4 K bytes a
-// token, is read by each threadgroup and stays in the cache.
+// Decode (TOKENS <= 8): threadgroup (x, y) does tile x of group y with 4 simdgroups. SPLIT of them share a set of 4
+// rows, each taking every SPLIT-th 32 portions: a matrix of few long rows still fills the device. Weights are read
+// once; x, 4 K bytes a token, is read by each threadgroup and stays in the cache.
 //
-// Prefill: BM x 64 tiles (tiles.h). With 8.5-bit weights a threadgroup reads 64 * 34 bytes for every 64 * 32 products with
-// 64 vectors, which is 1.06 bytes a weight for each 64 tokens. Decoding a matrix to half first and multiplying it then
-// reads 2 bytes there, and once 1.06 + 2 bytes more: at 2048 tokens 67 against 34 bytes a weight. Threadgroups of one set
-// of rows come one after the other, for weights are what the cache cannot hold.
+// Prefill: threadgroup (x, y, z) does BM x 64 results (tiles.h): token tile x, row tile y of group z. Weights of 8.5
+// bits are read as 1.06 bytes once for each 64 tokens. To decode a matrix to half first would read 1.06 bytes and
+// write 2, and the product then read 2 for each 64 tokens: at 2048 tokens 67 bytes a weight against 34. Neighbouring
+// threadgroups have the same rows and other tokens, so that weights come from memory once and from the cache after
+// that.
 #include "blocks.h"
 #include "matvec.h"
 #include "tiles.h"
@@ -52,8 +54,8 @@ template <int KIND, int TOKENS, int SPLIT, int K> inline void decode_rows(
     for (uint i = 0; i < count; ++i) {
         sums[i] = 0;
     }
-    add_products<KIND, ROWS, TOKENS>(rows, x, stride, tokens, K, seat.simd % SPLIT * 32 + seat.lane, SPLIT * 32, codebook,
-                                     sums);
+    uint first = seat.simd % SPLIT * 32 + seat.lane;
+    add_products<KIND, ROWS, TOKENS>(rows, x, stride, tokens, K, first, SPLIT * 32, codebook, sums);
     add_lanes<count>(sums, partial + seat.simd * count, seat.lane);
     threadgroup_barrier(mem_flags::mem_threadgroup);
     for (uint i = seat.simd * 32 + seat.lane; i < sets * count; i += SIMDGROUPS * 32) {

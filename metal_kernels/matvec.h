@@ -1,9 +1,8 @@
-// Products of a few rows of a matrix with a few vectors, for decode: every weight is read once, in registers, float32.
-// Needs blocks.h before it.
+// Products of a few rows of a matrix with a few vectors, for decode: every weight is read once and decoded in
+// registers, all in float. Needs blocks.h before it.
 //
 // A lane takes portions (blocks.h) first, first + step, ... of each row: neighbouring lanes read neighbouring bytes.
-// A row's weight is scale * q - minimum, so its product with x is scale * sum(q x) - minimum * sum(x), and the sum of x is
-// shared by the rows.
+// A weight is scale * q - minimum, so a product is scale * sum(q x) - minimum * sum(x), and the rows share sum(x).
 
 // sums[r * TOKENS + t] += this lane's share of the product of rows[r] and vector t, which begins at x + t * stride.
 // Rows have K weights. Vectors from `tokens` on do not exist; their sums are not to be used.
@@ -11,21 +10,21 @@ template <int KIND, int ROWS, int TOKENS> inline void add_products(
         const device uint8_t* const thread* rows, const device float* x, ulong stride, uint tokens, uint K,
         uint first, uint step, const threadgroup ulong* codebook, thread float* sums) {
     for (uint portion = first; portion < row_portions<KIND>(K); portion += step) {
-        for (uint g = 0; g < uint(Format<KIND>::octets); ++g) {
+        UNROLL for (uint g = 0; g < uint(Format<KIND>::octets); ++g) {
             float4 low[TOKENS], high[TOKENS];
             float totals[TOKENS];
-            for (uint t = 0; t < TOKENS; ++t) {
+            UNROLL for (uint t = 0; t < TOKENS; ++t) {
                 const device float4* v = (const device float4*)(x + min(t, tokens - 1) * stride
                                                                 + octet_start<KIND>(portion, g));
                 low[t] = v[0];
                 high[t] = v[1];
                 totals[t] = Format<KIND>::minimum ? dot(low[t] + high[t], float4(1)) : 0;
             }
-            for (uint r = 0; r < ROWS; ++r) {
+            UNROLL for (uint r = 0; r < ROWS; ++r) {
                 float q[8];
                 Affine a = octet<KIND>(rows[r], portion, g, codebook, q);
                 float4 q_low = float4(q[0], q[1], q[2], q[3]), q_high = float4(q[4], q[5], q[6], q[7]);
-                for (uint t = 0; t < TOKENS; ++t) {
+                UNROLL for (uint t = 0; t < TOKENS; ++t) {
                     float product = dot(q_low, low[t]) + dot(q_high, high[t]);
                     sums[r * TOKENS + t] += a.scale * product - a.minimum * totals[t];
                 }
@@ -36,7 +35,7 @@ template <int KIND, int ROWS, int TOKENS> inline void add_products(
 
 // partial[i] = the sum of sums[i] over a simdgroup, i < COUNT. A barrier must follow.
 template <int COUNT> inline void add_lanes(thread const float* sums, threadgroup float* partial, uint lane) {
-    for (uint i = 0; i < COUNT; ++i) {
+    UNROLL for (uint i = 0; i < COUNT; ++i) {
         float sum = simd_sum(sums[i]);
         if (lane == 0) {
             partial[i] = sum;

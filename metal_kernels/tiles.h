@@ -1,9 +1,10 @@
-// Products of a tile of vectors with a tile of a matrix's rows, for prefill: BM x 64 results by one threadgroup of 128
-// threads, BM 32 or 64, through 8x8 SIMD-group matrices. Needs blocks.h before it.
+// Products of a tile of vectors with a tile of a matrix's rows, for prefill: BM x 64 results by one threadgroup of
+// 128 threads, BM 32 or 64, through 8x8 SIMD-group matrices. Needs blocks.h before it.
 //
-// For each 32 weights along K the threadgroup puts BM x 32 activations and 64 x 32 decoded weights into threadgroup memory,
-// as S: half, or float where nothing may be rounded. Sums are float. Simdgroup s of the four computes the BM / 2 vectors of
-// half s / 2 with the 32 rows of half s % 2. Which vectors a tile holds is a list, so that they may be gathered.
+// For each 32 weights along K the threadgroup puts BM x 32 activations and 64 x 32 decoded weights into threadgroup
+// memory, as S: half, or float where nothing may be rounded. Sums are float. Simdgroup s of the four computes the BM
+// / 2 vectors of half s / 2 with the 32 rows of half s % 2. Which vectors a tile holds is a list, so that they may be
+// gathered.
 //
 //     for (uint run = 0; run < K / 32; ++run) {
 //         load_vectors<S, BM>(a, x, K, list, run, thread);
@@ -31,12 +32,12 @@ template <typename S, int BM> inline void load_vectors(threadgroup vec<S, 4>* a,
     }
 }
 
-// b, one line for each of 64 rows from row n of w on, = weights 32 run ... of the row. Past the last row, N - 1, the last
-// is repeated: those results are not stored.
-template <typename S, int KIND> inline void load_rows(threadgroup vec<S, 4>* b, const device uint8_t* w, ulong bytes,
-                                                      uint n, uint N, uint run, const threadgroup ulong* codebook,
-                                                      uint thread_index) {
-    for (uint i = thread_index; i < TILE_ROWS * 4; i += TILE_THREADS) {
+// b, one line for each of ROWS rows from row n of w on, = weights 32 run ... of the row. Past row N - 1 that one is
+// repeated: such results are not stored.
+template <typename S, int KIND, int ROWS = TILE_ROWS> inline void load_rows(
+        threadgroup vec<S, 4>* b, const device uint8_t* w, ulong bytes, uint n, uint N, uint run,
+        const threadgroup ulong* codebook, uint thread_index) {
+    for (uint i = thread_index; i < ROWS * 4; i += TILE_THREADS) {
         float v[8];
         decode8<KIND>(w + min(n + i / 4, N - 1) * bytes, run * 4 + i % 4, codebook, v);
         threadgroup vec<S, 4>* line = b + i / 4 * Line<S>::quads + i % 4 * 2;
@@ -45,20 +46,25 @@ template <typename S, int KIND> inline void load_rows(threadgroup vec<S, 4>* b, 
     }
 }
 
-// sums += a b^T over the 32 of a line. sums holds BM / 16 bands of 8 vectors, of four matrices of 8 rows each.
+// sums += a b^T over the 32 of a line. sums holds BM / 16 bands of 8 vectors, of four matrices of 8 rows each; bands
+// past the first `count` vectors are left out.
 template <typename S, int BM> inline void multiply(const threadgroup vec<S, 4>* a, const threadgroup vec<S, 4>* b,
-                                                   uint simd, thread simdgroup_matrix<float, 8, 8>* sums) {
+                                                   uint simd, thread simdgroup_matrix<float, 8, 8>* sums,
+                                                   uint count = BM) {
     const uint line = Line<S>::quads * 4;
     const threadgroup S* vectors = (const threadgroup S*)a + simd / 2 * (BM / 2) * line;
     const threadgroup S* rows = (const threadgroup S*)b + simd % 2 * (TILE_ROWS / 2) * line;
-    for (uint k = 0; k < TILE_RUN; k += 8) {
+    UNROLL for (uint k = 0; k < TILE_RUN; k += 8) {
         simdgroup_matrix<S, 8, 8> left, right[4];
-        for (uint j = 0; j < 4; ++j) {
+        UNROLL for (uint j = 0; j < 4; ++j) {
             simdgroup_load(right[j], rows + j * 8 * line + k, line, ulong2(0, 0), true);
         }
-        for (uint i = 0; i < BM / 16; ++i) {
+        UNROLL for (uint i = 0; i < BM / 16; ++i) {
+            if (simd / 2 * (BM / 2) + i * 8 >= count) {
+                break;
+            }
             simdgroup_load(left, vectors + i * 8 * line + k, line);
-            for (uint j = 0; j < 4; ++j) {
+            UNROLL for (uint j = 0; j < 4; ++j) {
                 simdgroup_multiply_accumulate(sums[i * 4 + j], left, right[j], sums[i * 4 + j]);
             }
         }
@@ -67,15 +73,15 @@ template <typename S, int BM> inline void multiply(const threadgroup vec<S, 4>* 
 
 // Sets BM / 16 bands of sums to zero.
 template <int BM> inline void clear(thread simdgroup_matrix<float, 8, 8>* sums) {
-    for (uint i = 0; i < BM / 4; ++i) {
+    UNROLL for (uint i = 0; i < BM / 4; ++i) {
         sums[i] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
     }
 }
 
-// strip = band i of sums, [8 vectors][32 rows], for one simdgroup to read; another simdgroup_barrier must come before it
-// is overwritten.
+// strip [8 vectors][32 rows] = a band of sums, for the simdgroup to read. Before it is overwritten another
+// simdgroup_barrier must come.
 inline void spread(thread simdgroup_matrix<float, 8, 8>* band, threadgroup float* strip) {
-    for (uint j = 0; j < 4; ++j) {
+    UNROLL for (uint j = 0; j < 4; ++j) {
         simdgroup_store(band[j], strip + j * 8, 32);
     }
     simdgroup_barrier(mem_flags::mem_threadgroup);
@@ -87,7 +93,7 @@ template <int BM> inline void store(thread simdgroup_matrix<float, 8, 8>* sums, 
                                     const threadgroup int* list, uint n, uint N, threadgroup float* strip, uint simd,
                                     uint lane) {
     uint row = n + simd % 2 * (TILE_ROWS / 2) + lane;
-    for (uint i = 0; i < BM / 16; ++i) {
+    UNROLL for (uint i = 0; i < BM / 16; ++i) {
         spread(sums + i * 4, strip);
         for (uint j = 0; j < 8; ++j) {
             int vector = list[simd / 2 * (BM / 2) + i * 8 + j];
