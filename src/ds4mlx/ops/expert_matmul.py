@@ -74,11 +74,14 @@ def down_reference(mid, selected, down, shared, product: Product | None = None):
 
 
 def gate_up_cpu(x, selected, weight, gate, up, limit, shared):
-    return gate_up_reference(x, selected, weight, gate, up, limit, shared, _cpu_product)
+    last = (shared[0].host(), shared[1].host(), shared[0].kind) if shared else None
+    return mx.array(native.gate_up(native.array(x), np.array(selected), native.array(weight), gate.host(), gate.kind,
+                                   up.host(), up.kind, limit, last))
 
 
 def down_cpu(mid, selected, down, shared):
-    return down_reference(mid, selected, down, shared, _cpu_product)
+    last = (shared.host(), shared.kind) if shared else None
+    return mx.array(native.down(native.array(mid), np.array(selected), down.host(), down.kind, last))
 
 
 def _by_expert(selected: mx.array) -> list[tuple[int, np.ndarray]]:
@@ -99,7 +102,3 @@ def _product(rows: mx.array, stack: Blocks, expert: int) -> mx.array:
     y = rows @ dequantize(stack.take(expert), stack.kind).T
     mx.eval(y)  # or every decoded expert would be alive at once
     return y
-
-
-def _cpu_product(rows: mx.array, stack: Blocks, expert: int) -> mx.array:
-    return mx.array(native.matmul(native.array(rows), stack.host(expert), stack.kind))

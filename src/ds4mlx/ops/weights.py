@@ -28,6 +28,6 @@ class Blocks:
             return mx.array(self.raw[index])
         return self.raw[index if isinstance(index, int) else mx.array(index)]
 
-    def host(self, index: int) -> np.ndarray:
-        """The blocks at `index` in host memory, without a copy."""
-        return self.raw[index] if isinstance(self.raw, np.ndarray) else np.array(self.raw[index], copy=False)
+    def host(self) -> np.ndarray:
+        """All of it in host memory, without a copy."""
+        return self.raw if isinstance(self.raw, np.ndarray) else np.array(self.raw, copy=False)
