@@ -70,6 +70,21 @@ inline float e2m1_decode(uint code) {
 
 // ---- vectors, four neighbouring channels a thread
 
+// The sum over a threadgroup of whole SIMD-groups, the same in every thread. `partial` has a float for each SIMD-group
+// and serves one sum.
+inline float threadgroup_sum(float x, threadgroup float* partial, uint index, uint threads) {
+    x = simd_sum(x);
+    if (index % 32 == 0) {
+        partial[index / 32] = x;
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    float sum = 0.0f;
+    for (uint i = 0; i < threads / 32; ++i) {
+        sum += partial[i];
+    }
+    return sum;
+}
+
 // Pairs (a, b) = v.xy and v.zw become (a cos - b sin, a sin + b cos). To turn back, negate `sin`.
 inline float4 rotated(float4 v, float2 cos, float2 sin) {
     return float4(v.x * cos.x - v.y * sin.x, v.x * sin.x + v.y * cos.x,

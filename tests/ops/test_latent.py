@@ -3,6 +3,7 @@ import numpy as np
 import pytest
 
 from ds4mlx import ops
+from ds4mlx.metal_kernels.emulator import checking
 
 EPS = 1e-6
 
@@ -32,20 +33,49 @@ def by_definition(q, kv, q_norm, kv_norm, cos, sin, window, packed, eps):
     return rms(q, q_norm), row
 
 
-def test_latent_queries_and_rows(rng):
-    args = case(rng, tokens=5, before=3, packed=False)
+def check(args):
+    q, before = args[0], len(args[6])
     qr, rows = latent(args)
-    expected_qr, new = by_definition(*args)
-    np.testing.assert_allclose(qr, expected_qr, atol=2e-6)          # float32 against float64
-    np.testing.assert_allclose(rows[3:], new, atol=2e-6)
-    np.testing.assert_array_equal(rows[:3], args[6])
+    expected, new = by_definition(*args)
+    np.testing.assert_allclose(qr, expected, rtol=2e-6, atol=2e-6)      # float32 against float64: sums of Q squares
+    if args[7]:  # rounding has steps, so the rows before it decide: the same op's, unpacked
+        _, unpacked = latent((*args[:6], np.zeros((0, args[1].shape[1]), np.float32), False, EPS))
+        tail = 2 * args[4].shape[1]
+        np.testing.assert_array_equal(rows[before:], np.array(ops.fp8_pack(mx.array(unpacked), tail)))
+    else:
+        np.testing.assert_allclose(rows[before:], new, rtol=2e-6, atol=2e-6)
+    np.testing.assert_array_equal(rows[:before], args[6])
+    assert len(qr) == len(q) and len(rows) == before + len(q)
 
 
-def test_packed_rows_are_the_packed_form_of_the_others(rng):
-    args = case(rng, tokens=5, before=3, packed=True)
-    _, packed = latent(args)
-    _, rows = latent((*args[:6], np.zeros((0, 128), np.float32), False, EPS))
-    np.testing.assert_array_equal(packed, np.concatenate([args[6], np.array(ops.fp8_pack(mx.array(rows), 64))]))
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("tokens, before", [(1, 0), (1, 128), (2, 3), (5, 1), (8, 128), (33, 0), (130, 7)])
+def test_latent_queries_and_rows_behind_the_window(rng, implementation, tokens, before, packed):
+    check(case(rng, tokens, before, packed))
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_rows_of_flash(rng, implementation, packed):
+    check(case(rng, 2, 128, packed, D=512, Q=1024))
+
+
+@pytest.mark.parametrize("D, Q, R", [(128, 96, 64), (256, 200, 64), (192, 128, 64), (70, 32, 6)])
+def test_rows_of_other_shapes(rng, implementation, D, Q, R):
+    """Fewer columns than threads, a row of 326 bytes, and two shapes that no kernel takes."""
+    check(case(rng, 3, 4, True, D, Q, R))
+
+
+def test_rows_of_zeros_and_of_huge_values_are_finite(rng, implementation):
+    args = list(case(rng, 3, 0, True))
+    args[1][:2] = [[0.0], [1e18]]
+    args[3] *= 1e30                                                      # the rows' weights
+    rows = ops.fp8_unpack(mx.array(latent(args)[1]), 128, 64)
+    assert np.isfinite(np.array(rows)).all() and not np.array(rows)[0].any()
+
+
+def test_no_race_and_no_undefined_behaviour(rng, emulated):
+    with checking(races=True, debug=True):
+        check(case(rng, 2, 3, True))
 
 
 def test_a_window_of_the_other_form_is_refused(rng):

@@ -6,8 +6,11 @@ halves ([:w]) of the group before with the own halves ([w:]) of its own group.
 import mlx.core as mx
 
 from ds4mlx.ops.dispatch import pick
-from ds4mlx.ops.kv_round import Packing, pack
+from ds4mlx.ops.kernel import kernel
+from ds4mlx.ops.kv_round import Packing, pack, pack_bytes
 from ds4mlx.ops.rope_tail import reference as rope_reference
+
+PARTS_CHANNELS = 2048  # threads of a row times four: 512 threads, whose sums fit threadgroup memory
 
 
 def compress_step(k: mx.array, s: mx.array, frontier: mx.array, ape: mx.array, norm: mx.array, cos: mx.array,
@@ -28,7 +31,7 @@ def compress_step(k: mx.array, s: mx.array, frontier: mx.array, ape: mx.array, n
     if frontier.shape != (before + start % ratio, 2, k.shape[1]) or cos.shape[0] != groups or not T:
         raise ValueError(f"compress_step: frontier {frontier.shape} and tables {cos.shape} for k {k.shape} at token "
                          f"{start}, ratio {ratio}: needed {before + start % ratio} tokens and {groups} groups")
-    return pick(step_reference)(k, s, frontier, ape, norm, cos, sin, start, before, packing, eps)
+    return pick(step_reference, metal=step_metal)(k, s, frontier, ape, norm, cos, sin, start, before, packing, eps)
 
 
 def step_reference(k, s, frontier, ape, norm, cos, sin, start, before, packing, eps):
@@ -43,6 +46,29 @@ def step_reference(k, s, frontier, ape, norm, cos, sin, start, before, packing, 
     k, s = (_slots(tokens[:done, i], before, r, overlap, empty) for i, empty in enumerate((0.0, -mx.inf)))
     row = mx.fast.rms_norm(reference(k, s), norm, eps)
     return left, pack(rope_reference(row, cos, sin), packing, 2 * cos.shape[1])
+
+
+def step_metal(k, s, frontier, ape, norm, cos, sin, start, before, packing, eps):
+    (T, columns), (ratio, _), groups = k.shape, ape.shape, cos.shape[0]
+    w, R = norm.shape[0], 2 * cos.shape[1]
+    if w % 128 or w > 4096 or R % 4 or (w - R) % 64 or (packing == "fp4" and w != 128):
+        return step_reference(k, s, frontier, ape, norm, cos, sin, start, before, packing, eps)    # no released model
+    overlap = columns == 2 * w
+    done = before + groups * ratio
+    left = frontier.shape[0] + T - done + (ratio if overlap and done else 0)
+    parts = max(1, min(ratio // 8, PARTS_CHANNELS // w))
+    threads = w // 4 * parts
+    row = (pack_bytes(w, R, packing), mx.uint8) if packing else (w, mx.float32)
+    launch = kernel("compress", "step", ("k", "s", "frontier", "ape", "norm", "cos", "sin", "start", "tokens", "eps"),
+                    ("next", "rows"))
+    # No buffer is empty, for an empty one has no address; of an output that is only there for that, nothing is kept.
+    some = [a if a.size else mx.zeros(8) for a in (frontier, cos, sin)]
+    after, rows = launch([k, s, some[0], ape, norm, *some[1:], start, T, eps],
+                         [((max(left, 1), 2, columns), mx.float32), ((max(groups, 1), row[0]), row[1])],
+                         (groups + -(-left * columns // (4 * threads)), 1, 1), (threads, 1, 1),
+                         [("RATIO", ratio), ("M", columns // w), ("W", w), ("R", R), ("PARTS", parts),
+                          ("FP4", packing == "fp4")])
+    return after[:left], rows if groups else None
 
 
 def _slots(a: mx.array, before: int, ratio: int, overlap: bool, empty: float) -> mx.array:
