@@ -3,6 +3,7 @@ import numpy as np
 import pytest
 
 from ds4mlx import ops
+from ds4mlx.metal_kernels.emulator import checking
 
 
 def routed(logits, bias=None, table=None, ids=(), k=2, scale=1.5):
@@ -49,3 +50,15 @@ def test_weights_neither_overflow_nor_vanish(implementation):
 def test_what_cannot_be_chosen_from_is_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         routed(np.zeros((1, 4), np.float32), **changes)
+
+
+def test_damaged_logits_choose_experts_that_exist(implementation):
+    selected, _ = routed(np.full((1, 40), np.nan, np.float32), np.zeros(40, np.float32), k=6)
+    assert len(set(selected[0])) == 6 and 0 <= selected.min() <= selected.max() < 40
+
+
+def test_the_kernels_give_the_same_in_any_order_of_threads(rng, emulated):
+    logits, table = rng.normal(size=(5, 33)).astype(np.float32), np.zeros((2, 6), np.int32)
+    with checking(races=True, debug=True):
+        routed(logits, bias=logits[0], k=6)
+        routed(logits, table=table, ids=[0, 1, 1, 0, 1], k=6)

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from ds4mlx import ops
+from ds4mlx.metal_kernels.emulator import checking
 
 LOGITS = np.log(np.array([0.1, 0.4, 0.2, 0.3], np.float32))
 ALL = {"temperature": 1.0, "top_k": 0, "min_p": 0.0, "top_p": 1.0}
@@ -57,3 +58,56 @@ def test_logits_at_the_ends_of_float32_are_still_in_order():
 
 def test_top_p_of_one_cuts_nothing_of_a_flat_distribution_over_the_vocabulary():
     assert ops.sample(mx.linspace(0, -0.01, 129280), np.nextafter(1.0, 0.0), **ALL).item() == 129279
+
+
+def interval(logits, token, temperature, top_k, min_p, top_p):
+    """[low, high] of the uniforms that choose `token`, in float64 and with a sort."""
+    order = np.argsort(-logits, kind="stable")[:top_k or None]
+    p = np.exp((logits[order] - logits[order[0]]) / np.float64(temperature))
+    likely, reached = p >= min_p, np.cumsum(p) - p < top_p * p.sum()
+    total = np.cumsum(np.where(likely & (reached | (top_p >= 1)), p, 0))
+    place = list(order).index(token)
+    return (total[place - 1] if place else 0) / total[-1], total[place] / total[-1]
+
+
+CUTS = [{}, {"temperature": 0.3}, {"top_k": 700}, {"top_k": 7, "top_p": 0.8}, {"min_p": 0.02}, {"top_p": 0.95},
+        {"temperature": 4.0, "top_k": 900, "min_p": 0.001, "top_p": 0.9}]
+
+
+@pytest.mark.parametrize("vocabulary", [777, 5000])  # more than a pass narrows down; ragged ends
+@pytest.mark.parametrize("changes", CUTS)
+def test_the_uniform_lies_in_the_interval_of_the_chosen_token(vocabulary, changes, rng, implementation):
+    logits = (3 * rng.normal(size=vocabulary)).astype(np.float32)
+    for uniform in (0.0, *rng.random(3), 0.9999999):
+        how = ALL | changes
+        low, high = interval(logits, ops.sample(mx.array(logits), uniform, **how).item(), **how)
+        assert low - 1e-6 <= uniform <= high + 1e-6   # a float32 uniform and exp round by 1e-7
+
+
+def test_of_equal_logits_the_lower_ids_come_first(implementation):
+    logits = mx.repeat(mx.array([1.0, 2.0]), 2500)    # the best are ids 2500 ... 4999, each with 1 / 2500
+    chosen = [ops.sample(logits, (i + 0.5) / 2500, **(ALL | {"top_k": 2500})).item() for i in (0, 777, 2499)]
+    assert chosen == [2500, 3277, 4999]
+    halves = [ops.sample(logits, u, **(ALL | {"min_p": 1.0, "top_p": 0.5})).item() for u in (0.0, 0.9999)]
+    assert halves == [2500, 2500 + int(0.9999 * 1250 * (1 + np.exp(-1)))]  # half of everything, not of the best
+
+
+ONE_LEFT = np.full(600, -np.inf, np.float32)
+ONE_LEFT[431] = -5.0
+STEPS = np.arange(600, dtype=np.float32)
+WIDE = np.linspace(-3e38, 3e38, 600, dtype=np.float32)
+
+
+@pytest.mark.parametrize("logits, changes, expected", [
+    (ONE_LEFT, {}, 431), (ONE_LEFT, {"top_k": 5, "min_p": 1.0, "top_p": 1e-9, "temperature": 1e30}, 431),
+    (WIDE, {}, 599), (WIDE, {"temperature": 1e-38}, 599), (WIDE, {"temperature": 1e38, "top_k": 1}, 599),
+    (STEPS, {"temperature": 1e300, "min_p": 1.0}, 1), (STEPS, {"top_p": 1e-30}, 599),
+    (-WIDE, {"top_k": 5000, "temperature": 1e-300}, 0), (np.zeros(600, np.float32), {"top_k": 1}, 0)])
+def test_extremes(logits, changes, expected, implementation):
+    assert ops.sample(mx.array(logits), 0.998, **(ALL | changes)).item() == expected
+
+
+def test_the_kernel_gives_the_same_token_in_any_order_of_threads(rng, emulated):
+    logits = mx.array((3 * rng.normal(size=777)).astype(np.float32))
+    with checking(races=True, debug=True):
+        ops.sample(logits, 0.9, temperature=1.0, top_k=700, min_p=1e-4, top_p=0.95).item()

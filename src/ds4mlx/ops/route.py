@@ -2,14 +2,15 @@
 import mlx.core as mx
 
 from ds4mlx.ops.dispatch import pick
+from ds4mlx.ops.kernel import kernel
 from ds4mlx.ops.ranking import ranks
 
 
 def route(logits: mx.array, bias: mx.array | None, table: mx.array | None, ids: mx.array, k: int,
           scale: float) -> tuple[mx.array, mx.array]:
-    """selected[t] = table[ids[t]], or the k best of p[t] + bias, with p = sqrt(log(1 + e^logits));
-    weight[t] = scale p[selected] / sum of p[selected].
+    """selected = table[ids], or the k best of p + bias; weight = scale p[selected] / sum of p[selected].
 
+    p = sqrt(log(1 + e^logits)), for each token by itself.
     logits [T, E] f32; bias [E] f32, which selects and never weighs, or table [V, k] i32; ids [T] i32, read with a table.
     Returns i32 [T, k] and f32 [T, k]. The best are in ascending order; of equal ones the lower id is taken.
     Raises ValueError unless there is exactly one of bias and table, and k experts to choose.
@@ -18,7 +19,7 @@ def route(logits: mx.array, bias: mx.array | None, table: mx.array | None, ids: 
         raise ValueError("route: give either a bias or a table of experts by token id")
     if not 0 < k <= (logits.shape[-1] if table is None else table.shape[-1]):
         raise ValueError(f"route: {k} of {logits.shape[-1] if table is None else table.shape[-1]} experts")
-    return pick(reference)(logits, bias, table, ids, k, scale)
+    return pick(reference, metal=metal)(logits, bias, table, ids, k, scale)
 
 
 def probability(logits: mx.array) -> mx.array:
@@ -34,3 +35,14 @@ def reference(logits, bias, table, ids, k, scale):
         selected = mx.sort(mx.argpartition(ranks(p + bias), kth=k - 1, axis=-1)[..., :k].astype(mx.int32), axis=-1)
     chosen = mx.take_along_axis(p, selected, axis=-1)
     return selected, chosen / chosen.sum(axis=-1, keepdims=True) * scale
+
+
+def metal(logits, bias, table, ids, k, scale):
+    T, E = logits.shape
+    assert k <= 32 and E <= 1024, (k, E)   # one choice a lane; all scores in the registers of one simdgroup
+    entry, chooses = ("scored", {"bias": bias}) if table is None else ("hashed", {"table": table, "ids": ids})
+    names = ("logits", *chooses, "scale")
+    selected, weight = kernel("route", entry, names, ("selected", "weight"))(
+        [logits, *chooses.values(), float(scale)], [((T, k), mx.int32), ((T, k), mx.float32)], (T, 1, 1), (32, 1, 1),
+        [("E", E), ("K", k)])
+    return selected, weight
