@@ -64,10 +64,6 @@ inline int e2m1_twice(uint code) {
     return code & 8u ? -a : a;
 }
 
-inline float e2m1_decode(uint code) {
-    return 0.5f * float(e2m1_twice(code));
-}
-
 // ---- vectors, four neighbouring channels a thread
 
 // The sum over a threadgroup of whole SIMD-groups, the same in every thread. `partial` has a float for each SIMD-group
@@ -189,12 +185,9 @@ template <int W> inline void store4_fp4(device float* rows, ulong row, uint j, f
     *(device float4*)(rows + row * uint(W) + j) = v;
 }
 
-// Channels j ... j + 3 of an indexer row, twice their value, and what to multiply them by: half the block's scale.
+// Channels j ... j + 3 of an indexer row, twice what their codes say; the exponent of channel j is byte
+// Fp4Row<W>::codes + j / 32 of the row.
 template <int W> inline int4 load4_fp4(const device uint8_t* rows, ulong row, uint j) {
     uint codes = *(const device ushort*)(rows + row * uint(Fp4Row<W>::bytes) + j / 2);
     return int4(e2m1_twice(codes), e2m1_twice(codes >> 4), e2m1_twice(codes >> 8), e2m1_twice(codes >> 12));
-}
-
-template <int W> inline float half_scale_fp4(const device uint8_t* rows, ulong row, uint j) {
-    return 0.5f * e8m0(rows[row * uint(Fp4Row<W>::bytes) + uint(Fp4Row<W>::codes) + j / 32]);
 }

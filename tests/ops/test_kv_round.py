@@ -1,8 +1,12 @@
+from importlib.resources import files
+
 import mlx.core as mx
 import numpy as np
 import pytest
 
 from ds4mlx import ops
+from ds4mlx.metal_kernels.emulator import checking
+from ds4mlx.ops.kernel import Kernel
 from ds4mlx.ops.kv_round import pow2_ceil
 
 E4M3 = [(m / 8 * 2.0 ** -6 if e == 0 else (1 + m / 8) * 2.0 ** (e - 7)) for e in range(16) for m in range(8)][:127]
@@ -36,6 +40,41 @@ def hard(rng):
     rows[20:40, 0] = 448
     rows[40:42] = np.ldexp(1.0, rng.integers(-140, 100, (2, 128)))
     return rows.astype(np.float32)
+
+
+HEADER = files("ds4mlx.metal_kernels").joinpath("rows.h").read_text("ascii")
+FP8 = """uint r = threadgroup_position_in_grid.x, j = 4 * thread_index_in_threadgroup;
+store4<D, 64>(packed, r, j, load4<D, 64>(rows, r, j));"""
+FP4 = """uint r = threadgroup_position_in_grid.x, j = 4 * thread_index_in_threadgroup;
+float4 v = float4(rows[r * 128 + j], rows[r * 128 + j + 1], rows[r * 128 + j + 2], rows[r * 128 + j + 3]);
+store4_fp4<128>(packed, r, j, hadamard<128>(v, thread_index_in_threadgroup));"""
+READ_FP4 = """uint r = threadgroup_position_in_grid.x, j = 4 * thread_index_in_threadgroup;
+float scale = 0.5f * e8m0(rows[r * 68 + 64 + j / 32]);
+*(device float4*)(packed + r * 128 + j) = float4(load4_fp4<128>(rows, r, j)) * scale;"""
+
+
+def by_threads(body, rows, shape, dtype=mx.uint8, D=128):
+    """`body` for each row of D channels, by D / 4 threads."""
+    launch = Kernel("rows_h", ("rows",), ("packed",), HEADER, body)
+    return launch([mx.array(rows)], [(shape, dtype)], (shape[0], 1, 1), (D // 4, 1, 1), [("D", D)])[0]
+
+
+@pytest.mark.parametrize("D", [128, 256])   # 194 bytes, so every other row begins between two words; 324 bytes
+def test_kernels_write_and_read_attention_rows_as_the_reference(hard, emulated, D):
+    rows = mx.array(hard.reshape(-1, D))
+    packed = ops.fp8_pack(rows, 64)
+    with checking(races=True, debug=True):
+        assert mx.array_equal(by_threads(FP8, rows, packed.shape, D=D), packed)
+        assert mx.array_equal(by_threads(FP8, packed, rows.shape, mx.float32, D), ops.fp8_unpack(packed, D, 64))
+
+
+def test_kernels_write_and_read_indexer_rows_as_the_reference(hard, emulated):
+    """Exact, as MLX and the kernel go through the butterflies of a transform in the same order on a CPU."""
+    packed = ops.fp4_pack(mx.array(hard))
+    with checking(races=True, debug=True):
+        written = by_threads(FP4, hard, packed.shape)
+        assert mx.array_equal(ops.fp4_unpack(written, 128), ops.fp4_unpack(packed, 128))
+        assert mx.array_equal(by_threads(READ_FP4, packed, hard.shape, mx.float32), ops.fp4_unpack(packed, 128))
 
 
 def test_fp8_is_exactly_the_independent_one(units):
