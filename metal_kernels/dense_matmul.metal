@@ -51,11 +51,15 @@ template <int KIND, int TOKENS, int SPLIT, int K> inline void decode_rows(
     for (uint r = 0; r < ROWS; ++r) {
         rows[r] = w + min(n + r, N - 1) * row_bytes<KIND>(K);
     }
+    const device float* vectors[TOKENS];
+    for (uint t = 0; t < TOKENS; ++t) {
+        vectors[t] = x + t * stride;
+    }
     for (uint i = 0; i < count; ++i) {
         sums[i] = 0;
     }
-    uint first = seat.simd % SPLIT * 32 + seat.lane;
-    add_products<KIND, ROWS, TOKENS>(rows, x, stride, tokens, K, first, SPLIT * 32, codebook, sums);
+    uint wanted = (1u << tokens) - 1, first = seat.simd % SPLIT * 32 + seat.lane;
+    add_products<KIND, ROWS, TOKENS>(rows, vectors, wanted, K, first, SPLIT * 32, codebook, sums);
     add_lanes<count>(sums, partial + seat.simd * count, seat.lane);
     threadgroup_barrier(mem_flags::mem_threadgroup);
     for (uint i = seat.simd * 32 + seat.lane; i < sets * count; i += SIMDGROUPS * 32) {
@@ -70,21 +74,14 @@ template <int KIND, int TOKENS, int SPLIT, int K> inline void decode_rows(
     }
 }
 
-// A BM x 64 tile from row n on; `list` holds the tile's tokens.
-template <typename S, int KIND, int BM, int K> inline void multiply_tile(
-        const device float* x, ulong stride, const threadgroup int* list, const device uint8_t* w, uint n, uint N,
-        device float* y, ulong y_stride, const threadgroup ulong* codebook, threadgroup vec<S, 4>* a,
+// A tile of results from row n on; `list` holds the tile's tokens, the first `count` of them real.
+template <typename S, int KIND, int BM, int K> inline void prefill_rows(
+        const device float* x, ulong stride, const threadgroup int* list, uint count, const device uint8_t* w, uint n,
+        uint N, device float* y, ulong y_stride, const threadgroup ulong* codebook, threadgroup vec<S, 4>* a,
         threadgroup vec<S, 4>* b, threadgroup float* strips, Seat seat) {
     simdgroup_matrix<float, 8, 8> sums[BM / 4];
-    clear<BM>(sums);
-    uint thread_index = seat.simd * 32 + seat.lane;
-    for (uint run = 0; run < K / TILE_RUN; ++run) {
-        load_vectors<S, BM>(a, x, stride, list, run, thread_index);
-        load_rows<S, KIND>(b, w, row_bytes<KIND>(K), n, N, run, codebook, thread_index);
-        threadgroup_barrier(mem_flags::mem_threadgroup);
-        multiply<S, BM>(a, b, seat.simd, sums);
-        threadgroup_barrier(mem_flags::mem_threadgroup);
-    }
+    HalfRows low = {w, n, N}, high = {w, n + TILE_ROWS / 2, N};
+    multiply_tile<S, KIND, BM>(x, stride, K, list, count, low, high, codebook, a, b, seat.simd * 32 + seat.lane, sums);
     store<BM>(sums, y, y_stride, list, n, N, strips + seat.simd * 256, seat.simd, seat.lane);
 }
 
@@ -99,7 +96,7 @@ template <typename S, int KIND, int BM, int K> inline void multiply_tile(
 
 #define PREFILL(i) \
     if (tile < tiles(N##i, TILE_ROWS)) { \
-        multiply_tile<S, KIND##i, BM, K>(x + group * K, GROUPS * K, list, \
+        prefill_rows<S, KIND##i, BM, K>(x + group * K, GROUPS * K, list, count, \
             w##i + group * N##i * row_bytes<KIND##i>(K), tile * TILE_ROWS, N##i, y##i + group * N##i, GROUPS * N##i, \
             codebook, a, b, strips, seat); \
         return; \
@@ -125,9 +122,10 @@ threadgroup float strips[4 * 256];
 if (CODEBOOK) {
     load_codebook<KIND_IQ2_XXS>(codebook, thread_index_in_threadgroup, TILE_THREADS);
 }
+uint start = threadgroup_position_in_grid.x * BM, count = min(uint(BM), uint(tokens) - start);
 if (thread_index_in_threadgroup < BM) {
-    int token = int(threadgroup_position_in_grid.x * BM + thread_index_in_threadgroup);
-    list[thread_index_in_threadgroup] = token < tokens ? token : -1;
+    uint i = thread_index_in_threadgroup;
+    list[i] = i < count ? int(start + i) : -1;
 }
 threadgroup_barrier(mem_flags::mem_threadgroup);
 Seat seat = {simdgroup_index_in_threadgroup, thread_index_in_simdgroup};

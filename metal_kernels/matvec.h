@@ -4,29 +4,37 @@
 // A lane takes portions (blocks.h) first, first + step, ... of each row: neighbouring lanes read neighbouring bytes.
 // A weight is scale * q - minimum, so a product is scale * sum(q x) - minimum * sum(x), and the rows share sum(x).
 
-// sums[r * TOKENS + t] += this lane's share of the product of rows[r] and vector t, which begins at x + t * stride.
-// Rows have K weights. Vectors from `tokens` on do not exist; their sums are not to be used.
+// Bit t: vector t takes part. A single vector always does.
+template <int TOKENS> inline bool takes_part(uint wanted, uint t) {
+    return TOKENS == 1 || (wanted >> t & 1);
+}
+
+// sums[r * TOKENS + t] += this lane's share of the product of rows[r], of K weights, and vectors[t], for the t wanted.
+// `wanted` must be the same in a simdgroup.
 template <int KIND, int ROWS, int TOKENS> inline void add_products(
-        const device uint8_t* const thread* rows, const device float* x, ulong stride, uint tokens, uint K,
+        const device uint8_t* const thread* rows, const device float* const thread* vectors, uint wanted, uint K,
         uint first, uint step, const threadgroup ulong* codebook, thread float* sums) {
     for (uint portion = first; portion < row_portions<KIND>(K); portion += step) {
         UNROLL for (uint g = 0; g < uint(Format<KIND>::octets); ++g) {
             float4 low[TOKENS], high[TOKENS];
             float totals[TOKENS];
             UNROLL for (uint t = 0; t < TOKENS; ++t) {
-                const device float4* v = (const device float4*)(x + min(t, tokens - 1) * stride
-                                                                + octet_start<KIND>(portion, g));
-                low[t] = v[0];
-                high[t] = v[1];
-                totals[t] = Format<KIND>::minimum ? dot(low[t] + high[t], float4(1)) : 0;
+                if (takes_part<TOKENS>(wanted, t)) {
+                    const device float4* v = (const device float4*)(vectors[t] + octet_start<KIND>(portion, g));
+                    low[t] = v[0];
+                    high[t] = v[1];
+                    totals[t] = Format<KIND>::minimum ? dot(low[t] + high[t], float4(1)) : 0;
+                }
             }
             UNROLL for (uint r = 0; r < ROWS; ++r) {
                 float q[8];
                 Affine a = octet<KIND>(rows[r], portion, g, codebook, q);
                 float4 q_low = float4(q[0], q[1], q[2], q[3]), q_high = float4(q[4], q[5], q[6], q[7]);
                 UNROLL for (uint t = 0; t < TOKENS; ++t) {
-                    float product = dot(q_low, low[t]) + dot(q_high, high[t]);
-                    sums[r * TOKENS + t] += a.scale * product - a.minimum * totals[t];
+                    if (takes_part<TOKENS>(wanted, t)) {
+                        float product = dot(q_low, low[t]) + dot(q_high, high[t]);
+                        sums[r * TOKENS + t] += a.scale * product - a.minimum * totals[t];
+                    }
                 }
             }
         }

@@ -2,17 +2,9 @@
 // 128 threads, BM 32 or 64, through 8x8 SIMD-group matrices. Needs blocks.h before it.
 //
 // For each 32 weights along K the threadgroup puts BM x 32 activations and 64 x 32 decoded weights into threadgroup
-// memory, as S: half, or float where nothing may be rounded. Sums are float. Simdgroup s of the four computes the BM
-// / 2 vectors of half s / 2 with the 32 rows of half s % 2. Which vectors a tile holds is a list, so that they may be
+// memory, as S: half, or float where nothing may be rounded. Sums are float. Simdgroup s of the four computes half
+// s / 2 of the vectors with the 32 rows of half s % 2. Which vectors a tile holds is a list, so that they may be
 // gathered.
-//
-//     for (uint run = 0; run < K / 32; ++run) {
-//         load_vectors<S, BM>(a, x, K, list, run, thread);
-//         load_rows<S, KIND>(b, w, row_bytes<KIND>(K), n, N, run, codebook, thread);
-//         threadgroup_barrier(mem_flags::mem_threadgroup);
-//         multiply<S, BM>(a, b, simd, sums);
-//         threadgroup_barrier(mem_flags::mem_threadgroup);
-//     }
 
 enum { TILE_THREADS = 128, TILE_ROWS = 64, TILE_RUN = 32 };
 
@@ -34,7 +26,7 @@ template <typename S, int BM> inline void load_vectors(threadgroup vec<S, 4>* a,
 
 // b, one line for each of ROWS rows from row n of w on, = weights 32 run ... of the row. Past row N - 1 that one is
 // repeated: such results are not stored.
-template <typename S, int KIND, int ROWS = TILE_ROWS> inline void load_rows(
+template <typename S, int KIND, int ROWS> inline void load_rows(
         threadgroup vec<S, 4>* b, const device uint8_t* w, ulong bytes, uint n, uint N, uint run,
         const threadgroup ulong* codebook, uint thread_index) {
     for (uint i = thread_index; i < ROWS * 4; i += TILE_THREADS) {
@@ -49,8 +41,8 @@ template <typename S, int KIND, int ROWS = TILE_ROWS> inline void load_rows(
 // sums += a b^T over the 32 of a line. sums holds BM / 16 bands of 8 vectors, of four matrices of 8 rows each; bands
 // past the first `count` vectors are left out.
 template <typename S, int BM> inline void multiply(const threadgroup vec<S, 4>* a, const threadgroup vec<S, 4>* b,
-                                                   uint simd, thread simdgroup_matrix<float, 8, 8>* sums,
-                                                   uint count = BM) {
+                                                   uint count, uint simd,
+                                                   thread simdgroup_matrix<float, 8, 8>* sums) {
     const uint line = Line<S>::quads * 4;
     const threadgroup S* vectors = (const threadgroup S*)a + simd / 2 * (BM / 2) * line;
     const threadgroup S* rows = (const threadgroup S*)b + simd % 2 * (TILE_ROWS / 2) * line;
@@ -75,6 +67,31 @@ template <typename S, int BM> inline void multiply(const threadgroup vec<S, 4>* 
 template <int BM> inline void clear(thread simdgroup_matrix<float, 8, 8>* sums) {
     UNROLL for (uint i = 0; i < BM / 4; ++i) {
         sums[i] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
+    }
+}
+
+// 32 rows from row n of a matrix [N, ...] on: half of a tile's.
+struct HalfRows {
+    const device uint8_t* w;
+    uint n, N;
+};
+
+// sums = the products of the first `count` vectors of `list`, x's of K weights `stride` apart, with both halves' rows.
+template <typename S, int KIND, int BM> inline void multiply_tile(
+        const device float* x, ulong stride, uint K, const threadgroup int* list, uint count, HalfRows low, HalfRows high,
+        const threadgroup ulong* codebook, threadgroup vec<S, 4>* a, threadgroup vec<S, 4>* b, uint thread_index,
+        thread simdgroup_matrix<float, 8, 8>* sums) {
+    const uint half_rows = TILE_ROWS / 2;
+    const ulong bytes = row_bytes<KIND>(K);
+    clear<BM>(sums);
+    for (uint run = 0; run < K / TILE_RUN; ++run) {
+        load_vectors<S, BM>(a, x, stride, list, run, thread_index);
+        load_rows<S, KIND, half_rows>(b, low.w, bytes, low.n, low.N, run, codebook, thread_index);
+        load_rows<S, KIND, half_rows>(b + half_rows * Line<S>::quads, high.w, bytes, high.n, high.N, run, codebook,
+                                      thread_index);
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        multiply<S, BM>(a, b, count, thread_index / 32, sums);
+        threadgroup_barrier(mem_flags::mem_threadgroup);
     }
 }
 

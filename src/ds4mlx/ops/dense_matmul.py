@@ -7,14 +7,14 @@ from ds4mlx.gguf.blocks import BLOCK_TYPES
 from ds4mlx.ops import native
 from ds4mlx.ops.dequantize import dequantize
 from ds4mlx.ops.dispatch import exact, pick
-from ds4mlx.ops.kernel import kernel
+from ds4mlx.ops.kernel import Size, Template, kernel
 from ds4mlx.ops.weights import Blocks
 
 SLAB_WEIGHTS = 1 << 25   # 128 MiB of float32: bounds what the output matrix (530 M weights) needs at once
 DECODE_TOKENS = 8        # up to here a lane holds every token's activations
 DECODE_ROWS = 4          # of a matrix, for each set of simdgroups in decode
 SIMDGROUPS = 4           # of a threadgroup
-TILE_TOKENS, TILE_ROWS = 64, 64
+TILE_ROWS = 64           # of a matrix, for a threadgroup in prefill
 MATRICES = 8             # at most, in one launch
 
 
@@ -65,28 +65,32 @@ def metal_each(x: mx.array, ws: Sequence[Blocks]) -> list[mx.array]:
 
 
 def _launch(x: mx.array, ws: Sequence[Blocks]) -> list[mx.array]:
-    """[T, G, N_i / G] for each matrix, by the kernel for so many tokens."""
+    """[T, G, N_i / G] for each matrix."""
     T, G, K = x.shape
-    rows = [w.shape[0] // G for w in ws]
-    decode = T <= DECODE_TOKENS
-    split = 4 if K >= 4096 else 2 if K >= 2048 else 1
-    of_tile = SIMDGROUPS // split * DECODE_ROWS if decode else TILE_ROWS
-    tiles = sum(-(-n // of_tile) for n in rows)
-    if decode:
-        form = [("TOKENS", 1 << (T - 1).bit_length()), ("SPLIT", split)]
-        grid = (tiles, G, 1)
-    else:
-        form = [("S", mx.float32 if exact() else mx.float16), ("BM", TILE_TOKENS)]
-        grid = (-(-T // TILE_TOKENS), tiles, G)
+    rows, numbers = [w.shape[0] // G for w in ws], range(len(ws))
+    entry, groups, form = _decode_form(T, G, K, rows) if T <= DECODE_TOKENS else _prefill_form(T, G, rows)
     template = [*form, ("K", K), ("GROUPS", G), ("CODEBOOK", any(w.kind == "IQ2_XXS" for w in ws))]
     for i, w in enumerate(ws):
         template += [(f"KIND{i}", BLOCK_TYPES[w.kind].type_id), (f"N{i}", rows[i])]
-    count = range(len(ws))
-    launch = kernel("dense_matmul", "decode" if decode else "prefill",
-                    ("x", "tokens", *(f"w{i}" for i in count)), tuple(f"y{i}" for i in count),
-                    (("MATRICES", len(ws)),))
-    return launch([x.astype(mx.float32), T, *(w.raw for w in ws)], [((T, G, n), mx.float32) for n in rows], grid,
+    launch = kernel("dense_matmul", entry, ("x", "tokens", *(f"w{i}" for i in numbers)),
+                    tuple(f"y{i}" for i in numbers), (("MATRICES", len(ws)),))
+    return launch([x.astype(mx.float32), T, *(w.raw for w in ws)], [((T, G, n), mx.float32) for n in rows], groups,
                   (32 * SIMDGROUPS, 1, 1), template)
+
+
+def _decode_form(tokens: int, groups: int, k: int, rows: list[int]) -> tuple[str, Size, Template]:
+    """Kernel, threadgroups and template arguments."""
+    split = 4 if k >= 4096 else 2 if k >= 2048 else 1  # of a row: four portions a lane and more, or adding up costs
+    tiles = sum(-(-n // (SIMDGROUPS // split * DECODE_ROWS)) for n in rows)
+    return "decode", (tiles, groups, 1), [("TOKENS", 1 << (tokens - 1).bit_length()), ("SPLIT", split)]
+
+
+def _prefill_form(tokens: int, groups: int, rows: list[int]) -> tuple[str, Size, Template]:
+    """Kernel, threadgroups and template arguments."""
+    of_tile = 32 if tokens <= 32 else 64
+    tiles = sum(-(-n // TILE_ROWS) for n in rows)
+    return ("prefill", (-(-tokens // of_tile), tiles, groups),
+            [("S", mx.float32 if exact() else mx.float16), ("BM", of_tile)])
 
 
 def _groups(w: Blocks, groups: int) -> list[Blocks]:
