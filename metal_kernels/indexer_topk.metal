@@ -2,9 +2,9 @@
 //
 // queries: q[t, h] rotated on its last 2 P channels; if PACKED, transformed and rounded. Four channels a thread.
 //
-// scores: score[t, c] = scale sum_h weight[t, h] relu(q[t, h] . row[c]). A threadgroup of four simdgroups takes TILE
-// rows, a quarter a simdgroup, which stay in registers as 8x8 matrices, and goes through its queries: all heads of one
-// in threadgroup memory, then 8 heads at a time against the rows, so that [heads, rows] never leaves the core.
+// scores: score[t, c] = scale sum_h weight[t, h] relu(q[t, h] . row[c]). A threadgroup of four simdgroups takes
+// 32 COLUMNS rows, a quarter a simdgroup, which stay in registers as 8x8 matrices, and goes through its queries: 32
+// heads in threadgroup memory, 8 at a time against the rows, so that [heads, rows] never leaves the core.
 // FP4 vectors are staged as code * 2^(e - largest e of the vector), the power taken out: two bits of mantissa, so a
 // half is exact unless the blocks of a vector differ by more than 2^13 (2^23 where the GPU keeps subnormal halves);
 // then the small ones round off. Products of two are exact, sums are float.
@@ -16,7 +16,7 @@
 // bin ends at exactly k. Then each simdgroup counts what it will write, and writes it behind those before it.
 #include "rows.h"
 
-enum { THREADS = 1024, SIMDGROUPS = 32, BINS = 2048, BATCH = 8 };
+enum { THREADS = 1024, SIMDGROUPS = 32, BINS = 2048, BATCH = 8, TILE = 32 };
 
 // Larger for larger scores; -0 is 0. No score is 0 here, which stands for no row.
 inline uint order_of(float score) {
@@ -56,8 +56,8 @@ template <int W> inline float4 load4_unit(const device float* vectors, ulong row
     return *(const device float4*)(vectors + row * uint(W) + j);
 }
 
-// Vectors first ... first + TILE - 1 of `count` to a tile of rows of STRIDE; those past the end are 0. By 128 threads.
-template <int W, int TILE, int STRIDE, typename Vectors, typename Number>
+// Vectors first ... first + TILE - 1, those from `end` on 0, to rows of STRIDE in threadgroup memory. By 128 threads.
+template <int W, int STRIDE, typename Vectors, typename Number>
 inline void stage(Vectors vectors, ulong first, ulong end, threadgroup Number* tile, threadgroup float* scales,
                   uint index) {
     for (uint i = index; i < TILE * (W / 4); i += 128) {
@@ -86,26 +86,29 @@ if (PACKED) {
 }
 store4_fp4<W>(turned, vector, j, v);
 // ---- kernel scores
-enum { STRIDE = W + 16 / sizeof(Number), OWN = TILE / 4 };
+enum { STRIDE = W + 16 / sizeof(Number), OWN = 8 * COLUMNS };
 threadgroup Number tile[TILE * STRIDE];
 threadgroup float scales[TILE];
 threadgroup float products[4 * 8 * OWN];
-// The tile holds the rows, then heads. Without 16 bytes more a row, the 8 rows of a matrix would share their banks.
+// The tile holds rows, then heads. Without 16 bytes more a row, the 8 rows of a matrix would share their banks.
 uint index = thread_index_in_threadgroup, lane = thread_index_in_simdgroup;
 uint simdgroup = simdgroup_index_in_threadgroup;
-ulong first = ulong(threadgroup_position_in_grid.x) * TILE;
-stage<W, TILE, STRIDE>(rows, first, ulong(count), tile, scales, index);
-threadgroup_barrier(mem_flags::mem_threadgroup);
-simdgroup_matrix<Number, 8, 8> row[OWN / 8][W / 8];  // transposed: channels down, rows across
+uint column = lane % OWN / 8, place = simdgroup * 8 + lane % 8;  // of the row whose score this lane sums, with others
+ulong first = ulong(threadgroup_position_in_grid.x) * (TILE * COLUMNS);
+simdgroup_matrix<Number, 8, 8> row[COLUMNS][W / 8];  // transposed: channels down, rows across
+float row_scale = scale;
 #pragma unroll
-for (uint c = 0; c < OWN / 8; ++c) {
+for (uint n = 0; n < COLUMNS; ++n) {
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    stage<W, STRIDE>(rows, first + n * TILE, ulong(count), tile, scales, index);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
     #pragma unroll
     for (uint j = 0; j < W / 8; ++j) {
-        simdgroup_load(row[c][j], tile + (simdgroup * OWN + c * 8) * STRIDE + j * 8, STRIDE, ulong2(0), true);
+        simdgroup_load(row[n][j], tile + simdgroup * 8 * STRIDE + j * 8, STRIDE, ulong2(0), true);
     }
+    row_scale *= n == column ? scales[place] : 1.0f;
 }
-float row_scale = scales[simdgroup * OWN + lane % OWN] * scale;
-ulong c = first + simdgroup * OWN + lane % OWN;
+ulong c = first + column * TILE + place;
 threadgroup float* product = products + simdgroup * 8 * OWN;
 uint t_end = min(uint(tokens), (threadgroup_position_in_grid.y + 1) * uint(queries));
 for (uint t = threadgroup_position_in_grid.y * uint(queries); t < t_end; ++t) {
@@ -113,23 +116,23 @@ for (uint t = threadgroup_position_in_grid.y * uint(queries); t < t_end; ++t) {
     for (uint h = 0; h < H; h += TILE) {
         ulong query = ulong(t) * H + h;
         threadgroup_barrier(mem_flags::mem_threadgroup);
-        stage<W, TILE, STRIDE>(q, query, ulong(t + 1) * H, tile, scales, index);
+        stage<W, STRIDE>(q, query, ulong(t + 1) * H, tile, scales, index);
         threadgroup_barrier(mem_flags::mem_threadgroup);
         for (uint head = 0; head < TILE && h + head < H; head += 8) {
-            simdgroup_matrix<float, 8, 8> dots[OWN / 8];
-            for (uint n = 0; n < OWN / 8; ++n) {
+            simdgroup_matrix<float, 8, 8> dots[COLUMNS];
+            for (uint n = 0; n < COLUMNS; ++n) {
                 dots[n] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
             }
             #pragma unroll  // in full, as in loading them: what is indexed at run time cannot stay in registers
             for (uint j = 0; j < W / 8; ++j) {
                 simdgroup_matrix<Number, 8, 8> heads;
                 simdgroup_load(heads, tile + head * STRIDE + j * 8, STRIDE);
-                for (uint n = 0; n < OWN / 8; ++n) {
+                for (uint n = 0; n < COLUMNS; ++n) {
                     simdgroup_multiply_accumulate(dots[n], heads, row[n][j], dots[n]);
                 }
             }
             simdgroup_barrier(mem_flags::mem_threadgroup);  // the products before have been read
-            for (uint n = 0; n < OWN / 8; ++n) {
+            for (uint n = 0; n < COLUMNS; ++n) {
                 simdgroup_store(dots[n], product + n * 8, OWN);
             }
             simdgroup_barrier(mem_flags::mem_threadgroup);
@@ -176,7 +179,7 @@ if (lane == 0) {
 }
 threadgroup_barrier(mem_flags::mem_threadgroup);
 uint low = simd_min(sums[lane]), high = simd_max(ties[lane]), above = 0;
-low = seen >= THREADS && k <= THREADS ? low : 1u;
+low = k <= THREADS ? max(low, 1u) : 1u;  // 0 where a thread has no rows
 while (low < high) {
     uint shift = uint(max(0, 21 - int(clz(high - low))));  // (high - low) >> shift < BINS
     for (uint i = index; i < BINS; i += THREADS) {

@@ -100,7 +100,8 @@ def turned(q, angle):
     """float64: the last channels of q [T, H, W] as complex numbers, times e^(i angle) [T, P]."""
     plain = q.shape[-1] - 2 * angle.shape[1]
     tail = (q[..., plain::2] + 1j * q[..., plain + 1::2]) * np.exp(1j * angle.astype(np.float64))[:, None]
-    return np.concatenate([q[..., :plain], np.stack([tail.real, tail.imag], axis=-1).reshape(*q.shape[:2], -1)], axis=-1)
+    tail = np.stack([tail.real, tail.imag], axis=-1).reshape(*q.shape[:2], -1)
+    return np.concatenate([q[..., :plain], tail], axis=-1)
 
 
 def index_queries(q, angle, packed):

@@ -11,7 +11,8 @@ from ds4mlx.ops.kernel import kernel
 from ds4mlx.ops.rope_tail import reference as rope_reference
 
 QUERIES = 16          # that a threadgroup takes to its rows, which it decodes once for all
-TILE_BYTES = 20_000   # of rows in threadgroup memory, beside the products of 8 heads
+TILE = 32             # vectors in threadgroup memory
+TILE_BYTES = 20_000   # that they may take there, beside the products of 8 heads
 
 
 def index_queries(q: mx.array, cos: mx.array, sin: mx.array, packed: bool) -> mx.array:
@@ -93,14 +94,15 @@ def scores_metal(q, weight, rows, scale):
     (T, H, _), C, packed = q.shape, rows.shape[0], rows.dtype == mx.uint8
     W = rows.shape[1] * 32 // 17 if packed else rows.shape[1]
     # Halves hold FP4 vectors exactly; floats they would round, and then other rows could win.
-    number, tile = (mx.float16, 64) if packed and not exact() else (mx.float32, 32)
-    if T * C == 0 or W % (64 if packed else 8) or tile * (W * number.size + 16) > TILE_BYTES:
+    number, columns = (mx.float16, 2) if packed and not exact() else (mx.float32, 1)
+    if T * C == 0 or W % (64 if packed else 8) or TILE * (W * number.size + 16) > TILE_BYTES:
         return scores_reference(q, weight, rows, scale)
     queries = T if T <= 8 else QUERIES
     (scores,) = kernel("indexer_topk", "scores", ("q", "weight", "rows", "scale", "tokens", "count", "queries"),
                        ("scores",))(
-        [q, weight, rows, float(scale), T, C, queries], [((T, C), mx.float32)], (-(-C // tile), -(-T // queries), 1),
-        (128, 1, 1), [("H", H), ("W", W), ("TILE", tile), ("Number", number)])
+        [q, weight, rows, float(scale), T, C, queries], [((T, C), mx.float32)],
+        (-(-C // (TILE * columns)), -(-T // queries), 1), (128, 1, 1),
+        [("H", H), ("W", W), ("COLUMNS", columns), ("Number", number)])
     return scores
 
 
