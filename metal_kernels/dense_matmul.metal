@@ -17,8 +17,7 @@
 #include "matvec.h"
 #include "tiles.h"
 
-#define ROWS 4
-#define SIMDGROUPS 4
+enum { SIMDGROUPS = 4, SET_ROWS = 4 };  // of a threadgroup; of those that share a set of rows in decode
 
 #define EACH1(DO) DO(0)
 #define EACH2(DO) EACH1(DO) DO(1)
@@ -44,26 +43,26 @@ inline uint tiles(uint rows, uint size) {
 template <int KIND, int TOKENS, int SPLIT, int K> inline void decode_rows(
         const device float* x, ulong stride, uint tokens, const device uint8_t* w, uint N, device float* y,
         ulong y_stride, uint tile, const threadgroup ulong* codebook, threadgroup float* partial, Seat seat) {
-    const uint sets = SIMDGROUPS / SPLIT, count = ROWS * TOKENS;
-    uint n = (tile * sets + seat.simd / SPLIT) * ROWS;
-    const device uint8_t* rows[ROWS];
+    const uint sets = SIMDGROUPS / SPLIT, count = SET_ROWS * TOKENS;
+    uint n = (tile * sets + seat.simd / SPLIT) * SET_ROWS;
+    const device uint8_t* rows[SET_ROWS];
     float sums[count];
-    for (uint r = 0; r < ROWS; ++r) {
+    UNROLL for (uint r = 0; r < SET_ROWS; ++r) {
         rows[r] = w + min(n + r, N - 1) * row_bytes<KIND>(K);
     }
     const device float* vectors[TOKENS];
-    for (uint t = 0; t < TOKENS; ++t) {
+    UNROLL for (uint t = 0; t < TOKENS; ++t) {
         vectors[t] = x + t * stride;
     }
-    for (uint i = 0; i < count; ++i) {
+    UNROLL for (uint i = 0; i < count; ++i) {
         sums[i] = 0;
     }
     uint wanted = (1u << tokens) - 1, first = seat.simd % SPLIT * 32 + seat.lane;
-    add_products<KIND, ROWS, TOKENS>(rows, vectors, wanted, K, first, SPLIT * 32, codebook, sums);
+    add_products<KIND, SET_ROWS, TOKENS>(rows, vectors, wanted, K, first, SPLIT * 32, codebook, sums);
     add_lanes<count>(sums, partial + seat.simd * count, seat.lane);
     threadgroup_barrier(mem_flags::mem_threadgroup);
     for (uint i = seat.simd * 32 + seat.lane; i < sets * count; i += SIMDGROUPS * 32) {
-        uint row = (tile * sets + i / count) * ROWS + i % count / TOKENS, t = i % TOKENS;
+        uint row = (tile * sets + i / count) * SET_ROWS + i % count / TOKENS, t = i % TOKENS;
         float sum = 0;
         for (uint s = 0; s < SPLIT; ++s) {
             sum += partial[(i / count * SPLIT + s) * count + i % count];
@@ -86,13 +85,13 @@ template <typename S, int KIND, int BM, int K> inline void prefill_rows(
 }
 
 #define DECODE(i) \
-    if (tile < tiles(N##i, SIMDGROUPS / SPLIT * ROWS)) { \
+    if (tile < tiles(N##i, SIMDGROUPS / SPLIT * SET_ROWS)) { \
         decode_rows<KIND##i, TOKENS, SPLIT, K>(x + group * K, GROUPS * K, tokens, \
             w##i + group * N##i * row_bytes<KIND##i>(K), N##i, y##i + group * N##i, GROUPS * N##i, tile, codebook, \
             partial, seat); \
         return; \
     } \
-    tile -= tiles(N##i, SIMDGROUPS / SPLIT * ROWS);
+    tile -= tiles(N##i, SIMDGROUPS / SPLIT * SET_ROWS);
 
 #define PREFILL(i) \
     if (tile < tiles(N##i, TILE_ROWS)) { \
@@ -104,7 +103,7 @@ template <typename S, int KIND, int BM, int K> inline void prefill_rows(
     tile -= tiles(N##i, TILE_ROWS);
 // ---- kernel decode
 threadgroup ulong codebook[CODEBOOK ? 256 : 1];
-threadgroup float partial[SIMDGROUPS * ROWS * TOKENS];
+threadgroup float partial[SIMDGROUPS * SET_ROWS * TOKENS];
 if (CODEBOOK) {
     load_codebook<KIND_IQ2_XXS>(codebook, thread_index_in_threadgroup, SIMDGROUPS * 32);
     threadgroup_barrier(mem_flags::mem_threadgroup);

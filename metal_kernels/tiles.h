@@ -78,9 +78,9 @@ struct HalfRows {
 
 // sums = the products of the first `count` vectors of `list`, x's of K weights `stride` apart, with both halves' rows.
 template <typename S, int KIND, int BM> inline void multiply_tile(
-        const device float* x, ulong stride, uint K, const threadgroup int* list, uint count, HalfRows low, HalfRows high,
-        const threadgroup ulong* codebook, threadgroup vec<S, 4>* a, threadgroup vec<S, 4>* b, uint thread_index,
-        thread simdgroup_matrix<float, 8, 8>* sums) {
+        const device float* x, ulong stride, uint K, const threadgroup int* list, uint count, HalfRows low,
+        HalfRows high, const threadgroup ulong* codebook, threadgroup vec<S, 4>* a, threadgroup vec<S, 4>* b,
+        uint thread_index, thread simdgroup_matrix<float, 8, 8>* sums) {
     const uint half_rows = TILE_ROWS / 2;
     const ulong bytes = row_bytes<KIND>(K);
     clear<BM>(sums);
