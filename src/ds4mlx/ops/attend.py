@@ -1,12 +1,19 @@
 """Attention over the window's rows and the compressed rows, with a sink; a row is key and value at once."""
+from math import isqrt
+
 import mlx.core as mx
 import numpy as np
 
-from ds4mlx.ops.dispatch import pick
+from ds4mlx.ops.dispatch import exact, pick
+from ds4mlx.ops.kernel import kernel
 from ds4mlx.ops.kv_round import fp8_unpack
 from ds4mlx.ops.rope_tail import rope_tail
 
-QUERY_BLOCK = 128  # queries at once in the reference: their window spans 255 rows, and 64 heads of scores stay near 25 MB
+QUERY_BLOCK = 128  # of the reference: the window of so many spans 255 rows, and 64 heads of scores stay near 25 MB
+
+DECODE_TOKENS = 8      # up to here products are in float32, and keys are split over threadgroups
+MOST_GROUPS = 128      # threadgroups that splitting goes up to
+PART, WIDEST = 64, 768 # channels of a SIMD-group; of a head that the kernels' threadgroup memory holds
 
 
 def attention(q: mx.array, cos: mx.array, sin: mx.array, window: mx.array, start: int, rows: mx.array | None,
@@ -25,8 +32,8 @@ def attention(q: mx.array, cos: mx.array, sin: mx.array, window: mx.array, start
     if q.shape[1] % H or cos.shape[0] != T or window.shape[0] < min(T, width):
         raise ValueError(f"attention: q {q.shape} with {H} sinks, tables {cos.shape} and a window {window.shape}")
     if chosen is not None and (rows is None or chosen.shape[0] != T):
-        raise ValueError(f"attention: {chosen.shape} rows chosen for {T} tokens from {rows and rows.shape}")
-    return pick(reference)(q, cos, sin, window, start, rows, chosen, ratio, sink, width, eps)
+        raise ValueError(f"attention: rows chosen {chosen.shape} for {T} tokens, {'no' if rows is None else len(rows)} rows")
+    return pick(reference, metal=metal)(q, cos, sin, window, start, rows, chosen, ratio, sink, width, eps)
 
 
 def reference(q, cos, sin, window, start, rows, chosen, ratio, sink, width, eps):
@@ -50,6 +57,47 @@ def reference(q, cos, sin, window, start, rows, chosen, ratio, sink, width, eps)
             mx.eval(parts[-1])  # or the keys and scores of several blocks would be alive at once
     o = parts[0] if len(parts) == 1 else mx.concatenate(parts)
     return rope_tail(o, cos, sin, inverse=True).reshape(T, H * D)
+
+
+def metal(q, cos, sin, window, start, rows, chosen, ratio, sink, width, eps):
+    T, H = q.shape[0], sink.shape[0]
+    D, R = q.shape[1] // H, 2 * cos.shape[1]
+    if D % PART or R % PART or D > WIDEST:   # no published model: channels are dealt out by whole blocks of codes
+        return reference(q, cos, sin, window, start, rows, chosen, ratio, sink, width, eps)
+    if rows is None or not ratio:
+        rows, count, ratio, chosen = window, 0, 1, None   # a buffer is needed, and none of it is read
+    else:
+        count = min((start + T) // ratio, rows.shape[0])
+    inputs = {"q": q, "cos_table": cos, "sin_table": sin, "window": window, "rows": rows, "sink": sink, "start": start,
+              "window_rows": window.shape[0], "count": count, "ratio": ratio, "eps": eps}
+    if chosen is not None:
+        count = min(count, chosen.shape[1])
+        inputs |= {"chosen": chosen, "picks": chosen.shape[1]}
+    halves = T > DECODE_TOKENS and not exact()
+    groups = -(-H // (16 if halves else 8))
+    slices = _slices(min(width, start + T) + count, T * groups)
+    sizes = [("H", H), ("D", D), ("R", R)]
+    tiles = [("TILE", mx.float16), ("HEAD_TILES", 2)] if halves else [("TILE", mx.float32), ("HEAD_TILES", 1)]
+    sums, limits = kernel("attend", "attend", tuple(inputs), ("o", "limits"), (("CHOSEN", int(chosen is not None)),))(
+        list(inputs.values()), [((T, H, slices, D), mx.float32), ((T, H, slices, 2), mx.float32)],
+        (groups, T, slices), (D // PART * 32, 1, 1), [*sizes, ("WIDTH", width), *tiles])
+    if slices == 1:
+        return sums.reshape(T, H * D)
+    (o,) = kernel("attend", "combine", ("sums", "limits", "cos_table", "sin_table", "slices"), ("o",))(
+        [sums, limits, cos, sin, slices], [((T, H * D), mx.float32)], (H, T, 1), (D // 4, 1, 1), sizes)
+    return o
+
+
+def _slices(keys: int, groups: int) -> int:
+    """Into how many the keys of a token are split, where its heads alone make `groups` threadgroups of all tokens.
+
+    A slice more means q read, and sums written and read, once more: 393 KB for 64 heads of 512, as much as 670 packed
+    rows. A slice less means longer to wait. Twice the root of the blocks of 32 keys grows as the best of the two does:
+    4 for a full window, 7 with 512 chosen rows. Never more threadgroups than a large GPU runs at once.
+    """
+    blocks = -(-keys // 32)
+    share = -(-blocks // max(1, min(isqrt(4 * blocks), MOST_GROUPS // groups)))
+    return -(-blocks // share)
 
 
 def _visible_rows(rows: mx.array | None, chosen: mx.array | None, visible: np.ndarray, D: int,
