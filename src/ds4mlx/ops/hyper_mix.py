@@ -3,7 +3,12 @@ import mlx.core as mx
 
 from ds4mlx.ops.dense_matmul import dense_matmul
 from ds4mlx.ops.dispatch import pick
+from ds4mlx.ops.kernel import kernel
 from ds4mlx.ops.weights import Blocks
+
+CHANNELS = 64    # of each stream a threadgroup, two a lane
+TOKENS = 32      # at most a threadgroup of `hyper_mix`, which reads its part of fn once for them
+COLLAPSED = 8    # channels a thread, on the way to a layer's input
 
 Update = tuple[mx.array, mx.array, mx.array]
 
@@ -19,8 +24,8 @@ def hyper_mix(streams: mx.array, fn: Blocks, update: Update | None = None) -> tu
     """
     width = streams.shape[1] * streams.shape[2]
     if fn.shape[-1] != width * {"F16": 2, "F32": 4}.get(fn.kind, 0):
-        raise ValueError(f"hyper_mix: fn is {fn.kind} with rows of {fn.shape[-1]} bytes, need F16 or F32, {width} a row")
-    return pick(mix_reference)(streams, fn, update)
+        raise ValueError(f"hyper_mix: fn is {fn.kind} in rows of {fn.shape[-1]} bytes, need F16 or F32, {width} a row")
+    return pick(mix_reference, metal=mix_metal)(streams, fn, update)
 
 
 def hyper_enter(streams: mx.array, sums: mx.array, scale: mx.array, base: mx.array, norm: mx.array, iterations: int,
@@ -32,7 +37,7 @@ def hyper_enter(streams: mx.array, sums: mx.array, scale: mx.array, base: mx.arr
     stream. Returns x [T, D] = rms(sum_n pre[n] streams[n]) norm; post [T, N]; m [T, N, N], made doubly stochastic by
     `iterations` Sinkhorn rounds, the first of them over columns only (39 normalisations for 20).
     """
-    return pick(enter_reference)(streams, sums, scale, base, norm, iterations, hc_eps, norm_eps)
+    return pick(enter_reference, metal=enter_metal)(streams, sums, scale, base, norm, iterations, hc_eps, norm_eps)
 
 
 def hyper_leave(streams: mx.array, sums: mx.array, scale: mx.array, base: mx.array, norm: mx.array, hc_eps: float,
@@ -41,7 +46,7 @@ def hyper_leave(streams: mx.array, sums: mx.array, scale: mx.array, base: mx.arr
 
     As `hyper_enter`, with sums [T, P, N + 1], scale [1], base [N].
     """
-    return pick(leave_reference)(streams, sums, scale, base, norm, hc_eps, norm_eps)
+    return pick(leave_reference, metal=leave_metal)(streams, sums, scale, base, norm, hc_eps, norm_eps)
 
 
 def mix_reference(streams, fn, update):
@@ -60,6 +65,46 @@ def enter_reference(streams, sums, scale, base, norm, iterations, hc_eps, norm_e
 def leave_reference(streams, sums, scale, base, norm, hc_eps, norm_eps):
     x = head_reference(streams, _mix(streams, sums, norm_eps), scale, base, hc_eps)
     return mx.fast.rms_norm(x, norm, norm_eps)
+
+
+def mix_metal(streams, fn, update):
+    (T, N, D), M = streams.shape, fn.shape[0]
+    assert D % 2 == 0, D
+    parts, tokens = -(-D // CHANNELS), min(T, TOKENS)
+    names = ("streams", "fn", "tokens", "T") + (("y", "post", "m") if update else ())
+    sums = ((T, parts, M + 1), mx.float32)
+    outputs = {"after": (streams.shape, mx.float32), "sums": sums} if update else {"sums": sums}
+    *after, sums = kernel("hyper_mix", "mix", names, tuple(outputs), (("UPDATE", int(bool(update))),))(
+        [streams, mx.array(fn.raw), tokens, T, *(update or ())], list(outputs.values()),
+        (parts, -(-T // tokens), 1), (128, 1, 1),
+        [("W", mx.float16 if fn.kind == "F16" else mx.float32), ("N", N), ("D", D), ("M", M)])
+    return after[0] if after else streams, sums
+
+
+def enter_metal(streams, sums, scale, base, norm, iterations, hc_eps, norm_eps):
+    T, N, D = streams.shape
+    assert N in (2, 4), N   # rows and columns of a matrix whose elements are lanes
+    names = ("streams", "sums", "scale", "base", "norm", "parts", "iterations", "hc_eps", "norm_eps")
+    x, post, m = kernel("hyper_mix", "enter", names, ("x", "post", "m"))(
+        [streams, sums, scale, base, norm, sums.shape[1], iterations, float(hc_eps), float(norm_eps)],
+        [((T, D), mx.float32), ((T, N), mx.float32), ((T, N, N), mx.float32)],
+        (T, 1, 1), (_collapsing(D) + 32, 1, 1), [("N", N), ("D", D)])
+    return x, post, m
+
+
+def leave_metal(streams, sums, scale, base, norm, hc_eps, norm_eps):
+    T, N, D = streams.shape
+    names = ("streams", "sums", "scale", "base", "norm", "parts", "hc_eps", "norm_eps")
+    (x,) = kernel("hyper_mix", "leave", names, ("x",))(
+        [streams, sums, scale, base, norm, sums.shape[1], float(hc_eps), float(norm_eps)], [((T, D), mx.float32)],
+        (T, 1, 1), (_collapsing(D), 1, 1), [("N", N), ("D", D)])
+    return x
+
+
+def _collapsing(D: int) -> int:
+    """Threads, in whole simdgroups, that collapse D channels."""
+    assert D <= 992 * COLLAPSED, D   # with one more simdgroup no more than 1024
+    return -(-D // (32 * COLLAPSED)) * 32
 
 
 def hyper_pre(streams: mx.array, mix: mx.array, scale: mx.array, base: mx.array, iterations: int,

@@ -11,7 +11,7 @@ def route(logits: mx.array, bias: mx.array | None, table: mx.array | None, ids: 
     """selected = table[ids], or the k best of p + bias; weight = scale p[selected] / sum of p[selected].
 
     p = sqrt(log(1 + e^logits)), for each token by itself.
-    logits [T, E] f32; bias [E] f32, which selects and never weighs, or table [V, k] i32; ids [T] i32, read with a table.
+    logits [T, E] f32; bias [E] f32, which selects and never weighs, or table [V, k] i32; ids [T] i32, for a table.
     Returns i32 [T, k] and f32 [T, k]. The best are in ascending order; of equal ones the lower id is taken.
     Raises ValueError unless there is exactly one of bias and table, and k experts to choose.
     """

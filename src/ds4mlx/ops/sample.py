@@ -47,6 +47,6 @@ def metal(logits, uniform, temperature, top_k, min_p, top_p):
     threads = min(THREADS, -(-V // 32) * 32)
     names = ("logits", "top_k", "uniform", "temperature", "min_p", "top_p")
     (token,) = kernel("sample", "choose", names, ("token",))(
-        [logits, top_k, *map(float, (uniform, temperature, min_p, top_p))], [((), mx.int32)], (1, 1, 1), (threads, 1, 1),
-        [("V", V), ("BITS", (V - 1).bit_length())])
+        [logits, top_k, *map(float, (uniform, temperature, min_p, top_p))], [((), mx.int32)], (1, 1, 1),
+        (threads, 1, 1), [("V", V), ("BITS", (V - 1).bit_length())])
     return token
