@@ -39,30 +39,30 @@ inline Pool merged(Pool a, Pool b) {
     return Pool{most, a.weight * scale_a + b.weight * scale_b, a.sum * scale_a + b.sum * scale_b};
 }
 
-// Columns j ... j + 3 of token i as a pool of one: the score is s with the bias of its place, the value k.
+// Columns j ... j + 3 of token i as a pool of one: the score is s with the bias of its place, the value k. Token 0 is
+// the first of its group.
 template <int RATIO, int COLUMNS> inline Pool token4(const device float* k, const device float* s,
                                                      const device float* frontier, const device float* ape,
-                                                     uint held, uint start, uint i, uint j) {
+                                                     uint held, uint i, uint j) {
     if (i < held) {
         const device float* p = frontier + ulong(i) * 2 * COLUMNS + j;
         return Pool{*(const device float4*)(p + COLUMNS), float4(1.0f), *(const device float4*)p};
     }
     ulong at = ulong(i - held) * COLUMNS + j;
-    uint place = (start + i - held) % RATIO;
-    float4 score = *(const device float4*)(s + at) + *(const device float4*)(ape + place * COLUMNS + j);
+    float4 score = *(const device float4*)(s + at) + *(const device float4*)(ape + i % RATIO * COLUMNS + j);
     return Pool{score, float4(1.0f), *(const device float4*)(k + at)};
 }
 // ---- kernel step
 threadgroup float partial[32];
 threadgroup float4 others[PARTS > 1 ? (PARTS - 1) * 3 * (W / 4) : 1];
 const uint columns = M * W, threads = W / 4 * PARTS;
-uint group = threadgroup_position_in_grid.x, index = thread_index_in_threadgroup, from = uint(start);
-Span span = span_of<RATIO, M>(from, uint(tokens));
+uint group = threadgroup_position_in_grid.x, index = thread_index_in_threadgroup;
+Span span = span_of<RATIO, M>(uint(start), uint(tokens));
 if (group >= span.groups) {
     uint at = (group - span.groups) * threads + index;
     uint i = at / (columns / 4), j = at % (columns / 4) * 4;
     if (i < span.left) {
-        Pool token = token4<RATIO, M * W>(k, s, frontier, ape, span.held, from, span.keep + i, j);
+        Pool token = token4<RATIO, M * W>(k, s, frontier, ape, span.held, span.keep + i, j);
         device float* p = next + ulong(i) * 2 * columns + j;
         *(device float4*)p = token.sum;
         *(device float4*)(p + columns) = token.most;
@@ -75,7 +75,7 @@ uint skipped = M == 2 && own == 0 ? RATIO : 0;                // no group is bef
 Pool pool = Pool{float4(-INFINITY), float4(0.0f), float4(0.0f)};
 for (uint x = skipped + part; x < M * RATIO; x += PARTS) {
     uint column = M == 2 && x >= RATIO ? W + j : j;           // the carry half of a token before, its own half after
-    pool = merged(pool, token4<RATIO, M * W>(k, s, frontier, ape, span.held, from, own + x - (M - 1) * RATIO, column));
+    pool = merged(pool, token4<RATIO, M * W>(k, s, frontier, ape, span.held, own + x - (M - 1) * RATIO, column));
 }
 if (PARTS > 1) {
     if (part > 0) {
