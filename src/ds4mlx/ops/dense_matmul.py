@@ -16,6 +16,7 @@ DECODE_ROWS = 4          # of a matrix, for each set of simdgroups in decode
 SIMDGROUPS = 4           # of a threadgroup
 TILE_ROWS = 64           # of a matrix, for a threadgroup in prefill
 MATRICES = 8             # at most, in one launch
+KERNEL_KINDS = {"F32", "F16", "BF16", "Q8_0", "Q2_K", "Q4_K", "IQ2_XXS", "MXFP4"}  # those of blocks.h
 
 
 def dense_matmul(x: mx.array, w: Blocks, groups: int = 1) -> mx.array:
@@ -41,8 +42,10 @@ def dense_matmuls(x: mx.array, ws: Sequence[Blocks]) -> list[mx.array]:
 
 
 def reference(x: mx.array, w: Blocks) -> mx.array:
-    """x [T, G, K], w of [N, row bytes]. Returns [T, G, N / G]."""
-    return mx.stack([_product(x[:, g], part) for g, part in enumerate(_groups(w, x.shape[1]))], axis=1)
+    """x [T, G, K], w of [N, row bytes]. Returns [T, N]."""
+    size = w.shape[0] // x.shape[1]
+    return mx.concatenate([_product(x[:, g], Blocks(w.raw[g * size:(g + 1) * size], w.kind))
+                           for g in range(x.shape[1])], axis=-1)
 
 
 def reference_each(x: mx.array, ws: Sequence[Blocks]) -> list[mx.array]:
@@ -50,31 +53,34 @@ def reference_each(x: mx.array, ws: Sequence[Blocks]) -> list[mx.array]:
 
 
 def cpu(x: mx.array, w: Blocks) -> mx.array:
-    T, G, _ = x.shape
-    return mx.array(native.matmul(native.array(x), w.host(), w.kind, G)).reshape(T, G, -1)
+    return mx.array(native.matmul(native.array(x), w.host(), w.kind, x.shape[1]))
 
 
 def metal(x: mx.array, w: Blocks) -> mx.array:
-    return _launch(x, [w])[0] if x.size and x.shape[-1] % 32 == 0 else reference(x, w)
+    return _launch(x, [w])[0] if _fits(x, [w]) else reference(x, w)
 
 
 def metal_each(x: mx.array, ws: Sequence[Blocks]) -> list[mx.array]:
-    if not x.size or x.shape[-1] % 32 or len(ws) > MATRICES:
-        return reference_each(x, ws)
-    return [y[:, 0] for y in _launch(x[:, None], ws)]
+    return _launch(x[:, None], ws) if _fits(x, ws) else reference_each(x, ws)
+
+
+def _fits(x: mx.array, ws: Sequence[Blocks]) -> bool:
+    """Whether there are kernels: for rows of whole runs of 32 weights, of types that blocks.h has."""
+    return (x.size > 0 and x.shape[-1] % 32 == 0 and 0 < len(ws) <= MATRICES
+            and all(w.kind in KERNEL_KINDS for w in ws))
 
 
 def _launch(x: mx.array, ws: Sequence[Blocks]) -> list[mx.array]:
-    """[T, G, N_i / G] for each matrix."""
+    """[T, N_i] for each matrix."""
     T, G, K = x.shape
-    rows, numbers = [w.shape[0] // G for w in ws], range(len(ws))
+    numbers, rows = range(len(ws)), [w.shape[0] // G for w in ws]
     entry, groups, form = _decode_form(T, G, K, rows) if T <= DECODE_TOKENS else _prefill_form(T, G, rows)
     template = [*form, ("K", K), ("GROUPS", G), ("CODEBOOK", any(w.kind == "IQ2_XXS" for w in ws))]
     for i, w in enumerate(ws):
         template += [(f"KIND{i}", BLOCK_TYPES[w.kind].type_id), (f"N{i}", rows[i])]
     launch = kernel("dense_matmul", entry, ("x", "tokens", *(f"w{i}" for i in numbers)),
                     tuple(f"y{i}" for i in numbers), (("MATRICES", len(ws)),))
-    return launch([x.astype(mx.float32), T, *(w.raw for w in ws)], [((T, G, n), mx.float32) for n in rows], groups,
+    return launch([x.astype(mx.float32), T, *(w.raw for w in ws)], [((T, G * n), mx.float32) for n in rows], groups,
                   (32 * SIMDGROUPS, 1, 1), template)
 
 
@@ -91,11 +97,6 @@ def _prefill_form(tokens: int, groups: int, rows: list[int]) -> tuple[str, Size,
     tiles = sum(-(-n // TILE_ROWS) for n in rows)
     return ("prefill", (-(-tokens // of_tile), tiles, groups),
             [("S", mx.float32 if exact() else mx.float16), ("BM", of_tile)])
-
-
-def _groups(w: Blocks, groups: int) -> list[Blocks]:
-    size = w.shape[0] // groups
-    return [Blocks(w.raw[g * size:(g + 1) * size], w.kind) for g in range(groups)] if groups > 1 else [w]
 
 
 def _product(x: mx.array, w: Blocks) -> mx.array:
