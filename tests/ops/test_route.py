@@ -22,7 +22,7 @@ def test_weights_come_from_the_probabilities_without_the_bias(units, implementat
     np.testing.assert_allclose(weight, chosen / chosen.sum(axis=-1, keepdims=True) * 1.5, rtol=1e-6)  # float32
 
 
-@pytest.mark.parametrize("tokens, experts, k", [(1, 256, 6), (5, 33, 6), (2, 8, 8)])
+@pytest.mark.parametrize("tokens, experts, k", [(1, 256, 6), (5, 33, 6), (2, 8, 8), (130, 32, 1)])
 def test_equal_scores_go_to_the_lower_id(tokens, experts, k, rng, implementation):
     logits = rng.integers(-2, 2, (tokens, experts)).astype(np.float32)
     best = np.sort(np.argsort(-logits, axis=-1, kind="stable")[:, :k], axis=-1)

@@ -75,7 +75,7 @@ def mix_metal(streams, fn, update):
     sums = ((T, parts, M + 1), mx.float32)
     outputs = {"after": (streams.shape, mx.float32), "sums": sums} if update else {"sums": sums}
     *after, sums = kernel("hyper_mix", "mix", names, tuple(outputs), (("UPDATE", int(bool(update))),))(
-        [streams, mx.array(fn.raw), tokens, T, *(update or ())], list(outputs.values()),
+        [streams, fn.raw, tokens, T, *(update or ())], list(outputs.values()),
         (parts, -(-T // tokens), 1), (128, 1, 1),
         [("W", mx.float16 if fn.kind == "F16" else mx.float32), ("N", N), ("D", D), ("M", M)])
     return after[0] if after else streams, sums
