@@ -20,6 +20,8 @@
 // time; with keys and o 2.3 MB a layer, 1% of the weights that a token reads.
 #include "rows.h"
 
+#define UNROLL _Pragma("clang loop unroll(full)")  // matrices stay in registers only if their indices are constants
+
 // Pitches spread the 8 rows of a matrix over all banks. A region holds 8 staged rows of floats, or scores of 16 heads.
 enum { BLOCK = 32, KEY_PITCH = 72, SCORE_PITCH = 36, REGION = 8 * KEY_PITCH };
 
@@ -54,7 +56,7 @@ template <int D, int R> inline float4 turned(float4 v, uint j, const device floa
 template <typename TILE> inline void take(thread simdgroup_matrix<TILE, 8, 8>* tiles, const threadgroup TILE* stage,
                                           bool transposed) {
     simdgroup_barrier(mem_flags::mem_threadgroup);
-    for (ushort c = 0; c < 8; ++c) {
+    UNROLL for (ushort c = 0; c < 8; ++c) {
         simdgroup_load(tiles[c], stage + 8 * c, KEY_PITCH, ulong2(0, 0), transposed);
     }
     simdgroup_barrier(mem_flags::mem_threadgroup);
@@ -64,7 +66,7 @@ template <typename TILE> inline void take(thread simdgroup_matrix<TILE, 8, 8>* t
 template <typename TILE> inline void score(const thread simdgroup_matrix<TILE, 8, 8>* query,
                                            const thread simdgroup_matrix<TILE, 8, 8>* keys, threadgroup float* to) {
     simdgroup_matrix<float, 8, 8> z = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
-    for (ushort c = 0; c < 8; ++c) {
+    UNROLL for (ushort c = 0; c < 8; ++c) {
         simdgroup_multiply_accumulate(z, keys[c], query[c], z);
     }
     simdgroup_store(z, to, SCORE_PITCH, ulong2(0, 0), true);
@@ -74,7 +76,7 @@ template <typename TILE> inline void score(const thread simdgroup_matrix<TILE, 8
 inline void shrink(thread simdgroup_matrix<float, 8, 8>* sums, const threadgroup float* by) {
     simdgroup_matrix<float, 8, 8> diagonal, product;
     simdgroup_load(diagonal, by, 8);
-    for (ushort c = 0; c < 8; ++c) {
+    UNROLL for (ushort c = 0; c < 8; ++c) {
         simdgroup_multiply(product, diagonal, sums[c]);
         sums[c] = product;
     }
@@ -85,7 +87,7 @@ template <typename TILE> inline void gather(thread simdgroup_matrix<float, 8, 8>
                                             const thread simdgroup_matrix<TILE, 8, 8>* keys) {
     simdgroup_matrix<TILE, 8, 8> w;
     simdgroup_load(w, weights, SCORE_PITCH);
-    for (ushort c = 0; c < 8; ++c) {
+    UNROLL for (ushort c = 0; c < 8; ++c) {
         simdgroup_multiply_accumulate(sums[c], w, keys[c], sums[c]);
     }
 }
@@ -111,7 +113,7 @@ const device float* sin_row = sin_table + t * uint(R / 2);
 
 // q over its rms, scaled and turned. The square needs all SIMD-groups' channels.
 float4 channels[4 * HEAD_TILES];
-for (ushort i = 0; i < 4 * HEAD_TILES; ++i) {
+UNROLL for (ushort i = 0; i < 4 * HEAD_TILES; ++i) {
     uint h = head0 + 2 * i + r;
     channels[i] = h < uint(H) ? *(const device float4*)(q + (ulong(t) * uint(H) + h) * uint(D) + j) : float4(0.0f);
     float square = dot(channels[i], channels[i]);
@@ -126,7 +128,7 @@ for (uint i = thread_index_in_threadgroup; i < uint(64 * HEAD_TILES); i += uint(
     shrinks[i] = 0.0f;
 }
 threadgroup_barrier(mem_flags::mem_threadgroup);
-for (ushort i = 0; i < 4 * HEAD_TILES; ++i) {
+UNROLL for (ushort i = 0; i < 4 * HEAD_TILES; ++i) {
     float square = 0.0f;
     for (ushort s = 0; s < PARTS; ++s) {
         square += regions[s * REGION + 2 * i + r];
@@ -137,17 +139,17 @@ for (ushort i = 0; i < 4 * HEAD_TILES; ++i) {
 threadgroup_barrier(mem_flags::mem_threadgroup);
 simdgroup_matrix<TILE, 8, 8> query[HEAD_TILES][8];
 simdgroup_matrix<float, 8, 8> sums[HEAD_TILES][8];
-for (ushort tile = 0; tile < HEAD_TILES; ++tile) {
-    for (ushort i = 0; i < 4; ++i) {
+UNROLL for (ushort tile = 0; tile < HEAD_TILES; ++tile) {
+    UNROLL for (ushort i = 0; i < 4; ++i) {
         put4(staged + 2 * i * KEY_PITCH, channels[4 * tile + i]);
     }
     take(query[tile], stage, true);
-    for (ushort c = 0; c < 8; ++c) {
+    UNROLL for (ushort c = 0; c < 8; ++c) {
         sums[tile][c] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
     }
 }
 float most[OWN], total[OWN];
-for (ushort k = 0; k < OWN; ++k) {
+UNROLL for (ushort k = 0; k < OWN; ++k) {
     uint h = head0 + part + k * PARTS;
     most[k] = h < uint(H) ? sink[h] : 0.0f;
     total[k] = slice == 0 ? 1.0f : 0.0f;
@@ -175,20 +177,20 @@ for (int block = int(slice) * share; block < end; block += BLOCK) {
 #endif
     }
     simdgroup_matrix<TILE, 8, 8> tiles[BLOCK / 8][8];
-    for (ushort b = 0; b < BLOCK / 8; ++b) {
-        for (ushort i = 0; i < 4; ++i) {
+    UNROLL for (ushort b = 0; b < BLOCK / 8; ++b) {
+        UNROLL for (ushort i = 0; i < 4; ++i) {
             int from = simd_shuffle(key, ushort(8 * b + 2 * i + r));
             put4(staged + 2 * i * KEY_PITCH, key4<D, R>(window, rows, window_rows, from, j));
         }
         take(tiles[b], stage, false);
     }
-    for (ushort tile = 0; tile < HEAD_TILES; ++tile) {
-        for (ushort b = 0; b < BLOCK / 8; ++b) {
+    UNROLL for (ushort tile = 0; tile < HEAD_TILES; ++tile) {
+        UNROLL for (ushort b = 0; b < BLOCK / 8; ++b) {
             score(query[tile], tiles[b], own + 8 * tile * SCORE_PITCH + 8 * b);
         }
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    for (ushort k = 0; k < OWN; ++k) {
+    UNROLL for (ushort k = 0; k < OWN; ++k) {
         uint h = part + k * PARTS;
         if (h < uint(HEADS)) {
             float z = 0.0f;
@@ -210,17 +212,17 @@ for (int block = int(slice) * share; block < end; block += BLOCK) {
     // Maxima grow early and then seldom: the products with the diagonals are skipped where nothing did.
     float less = lane < uint(HEADS) ? shrinks[lane / 8 * 64 + lane % 8 * 9] : 1.0f;
     bool grown = simd_any(less < 1.0f);
-    for (ushort tile = 0; tile < HEAD_TILES; ++tile) {
+    UNROLL for (ushort tile = 0; tile < HEAD_TILES; ++tile) {
         if (grown) {
             shrink(sums[tile], shrinks + 64 * tile);
         }
-        for (ushort b = 0; b < BLOCK / 8; ++b) {
+        UNROLL for (ushort b = 0; b < BLOCK / 8; ++b) {
             gather(sums[tile], weights + 8 * tile * SCORE_PITCH + 8 * b, tiles[b]);
         }
     }
 }
 
-for (ushort k = 0; k < OWN; ++k) {
+UNROLL for (ushort k = 0; k < OWN; ++k) {
     uint h = part + k * PARTS;
     if (lane == 0 && h < uint(HEADS)) {
         scales[h] = 1.0f / total[k];
@@ -232,12 +234,12 @@ for (ushort k = 0; k < OWN; ++k) {
     }
 }
 threadgroup_barrier(mem_flags::mem_threadgroup);
-for (ushort tile = 0; tile < HEAD_TILES; ++tile) {
-    for (ushort c = 0; c < 8; ++c) {
+UNROLL for (ushort tile = 0; tile < HEAD_TILES; ++tile) {
+    UNROLL for (ushort c = 0; c < 8; ++c) {
         simdgroup_store(sums[tile][c], own + 8 * c, KEY_PITCH);
     }
     simdgroup_barrier(mem_flags::mem_threadgroup);
-    for (ushort i = 0; i < 4; ++i) {
+    UNROLL for (ushort i = 0; i < 4; ++i) {
         uint h = 8 * tile + 2 * i + r;
         float4 v = *(threadgroup float4*)(own + (2 * i + r) * KEY_PITCH + lane % 16 * 4);
         if (slices == 1) {

@@ -172,7 +172,8 @@ def test_long_histories_of_few_tokens_are_split(case, tokens, start, ratio, k, g
 
 def test_shapes_that_do_not_fit_are_refused(case):
     c = case(3, 20, 4, 2)
-    for wrong in ({"cos": c.cos[:2]}, {"window": c.window[:2]}, {"chosen": c.chosen[:2]}, {"rows": None}):
+    for wrong in ({"cos": c.cos[:2]}, {"window": c.window[1:]}, {"start": 19}, {"window": c.window[:, 1:]},
+                  {"rows": c.rows[:, 1:]}, {"rows": None}, {"chosen": c.chosen[:2]}):
         with pytest.raises(ValueError, match="attention"):
             c._replace(**wrong).run()
 

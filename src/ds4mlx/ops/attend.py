@@ -6,14 +6,13 @@ import numpy as np
 
 from ds4mlx.ops.dispatch import exact, pick
 from ds4mlx.ops.kernel import kernel
-from ds4mlx.ops.kv_round import fp8_unpack
+from ds4mlx.ops.kv_round import fp8_unpack, pack_bytes
 from ds4mlx.ops.rope_tail import rope_tail
 
-QUERY_BLOCK = 128  # of the reference: the window of so many spans 255 rows, and 64 heads of scores stay near 25 MB
-
-DECODE_TOKENS = 8      # up to here products are in float32, and keys are split over threadgroups
-MOST_GROUPS = 128      # threadgroups that splitting goes up to
-PART, WIDEST = 64, 768 # channels of a SIMD-group; of a head that the kernels' threadgroup memory holds
+QUERY_BLOCK = 128       # of the reference: the window of so many spans 255 rows, and 64 heads of scores stay near 25 MB
+DECODE_TOKENS = 8       # up to here products are in float32 always
+MOST_GROUPS = 128       # threadgroups up to which keys are split
+PART, WIDEST = 64, 768  # channels of a SIMD-group; of a head, or threadgroup memory would not do
 
 
 def attention(q: mx.array, cos: mx.array, sin: mx.array, window: mx.array, start: int, rows: mx.array | None,
@@ -29,10 +28,16 @@ def attention(q: mx.array, cos: mx.array, sin: mx.array, window: mx.array, start
     Softmax in float32. Returns [T, H*D] f32. Raises ValueError when the shapes do not fit.
     """
     T, H = q.shape[0], sink.shape[0]
-    if q.shape[1] % H or cos.shape[0] != T or window.shape[0] < min(T, width):
-        raise ValueError(f"attention: q {q.shape} with {H} sinks, tables {cos.shape} and a window {window.shape}")
+    D, R = q.shape[1] // H, 2 * cos.shape[1]
+    least = T + min(start, width - 1)
+    if q.shape[1] % H or cos.shape[0] != T or not least <= window.shape[0] <= start + T:
+        raise ValueError(f"attention: q {q.shape} with {H} sinks and tables {cos.shape} from position {start} on needs "
+                         f"{least} to {start + T} rows in its window, got {window.shape}")
+    for keys in (window, rows):
+        if keys is not None and keys.shape[1] != (pack_bytes(D, R) if keys.dtype == mx.uint8 else D):
+            raise ValueError(f"attention: rows {keys.shape} {keys.dtype} for heads of {D} channels, {R} of them rotary")
     if chosen is not None and (rows is None or chosen.shape[0] != T):
-        raise ValueError(f"attention: rows chosen {chosen.shape} for {T} tokens, {'no' if rows is None else len(rows)} rows")
+        raise ValueError(f"attention: choice {chosen.shape} for {T} tokens, of {0 if rows is None else len(rows)} rows")
     return pick(reference, metal=metal)(q, cos, sin, window, start, rows, chosen, ratio, sink, width, eps)
 
 
@@ -48,7 +53,7 @@ def reference(q, cos, sin, window, start, rows, chosen, ratio, sink, width, eps)
     for b in range(0, T, QUERY_BLOCK):
         block = slice(b, min(b + QUERY_BLOCK, T))
         t = np.arange(start, start + T)[block]
-        first = max(int(t[0]) - width + 1, base)                                # rows that any of these queries sees
+        first = max(int(t[0]) - width + 1, 0)                                   # rows that any of these queries sees
         p = np.arange(first, int(t[-1]) + 1)
         window_mask = mx.array((p <= t[:, None]) & (p > t[:, None] - width))
         seen, rows_mask = _visible_rows(rows, None if chosen is None else chosen[block], visible[block], D, tail)
