@@ -111,6 +111,15 @@ def test_no_race_and_no_undefined_behaviour(rng, emulated):
         check(Stream(rng, 129, 128), [129])
 
 
+@pytest.mark.sweep
+@pytest.mark.parametrize("tokens", [1, 2, 4, 5, 8, 33, 130, 300])
+@pytest.mark.parametrize("ratio, start", [*((4, start) for start in range(10)),
+                                          *((128, start) for start in (0, 1, 95, 127, 128, 129, 255, 256))])
+def test_every_alignment(rng, emulated, ratio, start, tokens):
+    stream = Stream(rng, start + tokens, ratio)
+    check(stream, [start, start + tokens] if start else [tokens])
+
+
 def test_a_frontier_of_another_length_is_refused(rng):
     with pytest.raises(ValueError, match="needed 5 tokens and 1 groups"):
         Stream(rng, 12, 4).step(5, 9, mx.zeros((1, 2, 256)))

@@ -32,12 +32,14 @@ def rounded(v, values, top, block, least):
 
 @pytest.fixture
 def hard(rng):
-    """Rows of 128: every size, small integers whose eighths are ties, subnormal codes, and zeros."""
+    """Rows of 128: every size, ties of both formats, subnormal codes, and zeros."""
     rows = rng.normal(size=(96, 128)) * 10.0 ** rng.integers(-36, 31, (96, 1))
     rows[:2] = [[0.0], [-0.0]]
     rows[2:20] = rng.integers(-128, 128, (18, 128)) / 8
     rows[20:40, 1:] = rng.integers(-512, 512, (20, 127)) / 1024
     rows[20:40, 0] = 448
+    rows[42:60] = rng.integers(-24, 25, (18, 128)) / 4
+    rows[42:60, ::32] = 6
     rows[40:42] = np.ldexp(1.0, rng.integers(-140, 100, (2, 128)))
     return rows.astype(np.float32)
 

@@ -73,6 +73,15 @@ def test_rows_of_zeros_and_of_huge_values_are_finite(rng, implementation):
     assert np.isfinite(np.array(rows)).all() and not np.array(rows)[0].any()
 
 
+@pytest.mark.sweep
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("before", [0, 1, 127, 128])
+@pytest.mark.parametrize("tokens", [1, 2, 3, 5, 8, 33, 130, 300])
+@pytest.mark.parametrize("D, Q", [(128, 128), (512, 1024), (512, 1536)])
+def test_every_length_of_chunk_and_window(rng, emulated, D, Q, tokens, before, packed):
+    check(case(rng, tokens, before, packed, D, Q))
+
+
 def test_no_race_and_no_undefined_behaviour(rng, emulated):
     with checking(races=True, debug=True):
         check(case(rng, 2, 3, True))
