@@ -1,9 +1,22 @@
-"""Runs mx.fast.metal_kernel sources on a CPU: the same text, compiled by clang and executed one fiber per thread."""
-from ds4mlx.metal_kernels.emulator.errors import (
-    CompileError, DivergenceError, EmulatorError, EndlessLoopError, LimitError, OutOfBoundsError, RaceError, StrictError,
-    UndefinedBehaviourError)
-from ds4mlx.metal_kernels.emulator.kernel import checking, metal_kernel
+"""Runs mx.fast.metal_kernel sources on a CPU: the same text, compiled by clang and executed one fiber per thread.
 
-__all__ = ["CompileError", "DivergenceError", "EmulatorError", "EndlessLoopError", "LimitError", "OutOfBoundsError",
-           "RaceError", "StrictError", "UndefinedBehaviourError", "checking",
-           "metal_kernel"]
+    kernel = metal_kernel("axpy", ["x", "a"], ["y"], "uint i = thread_position_in_grid.x; y[i] = x[i] * a;")
+    y, = kernel(inputs=[x, 2.0], grid=(n, 1, 1), threadgroup=(256, 1, 1), output_shapes=[x.shape],
+                output_dtypes=[x.dtype])
+
+Buffers end at guard pages, undefined memory is NaN, barriers and SIMD-group operations must be reached by every live
+thread of their group, pointers of the wrong address space do not compile. `checking` adds a search for races and for
+undefined behaviour, `counting` counts the bytes that a launch moves.
+
+A pass does not prove that Apple's compiler accepts the text, nor say anything of speed, registers or bank conflicts.
+Sums are taken in another order than a GPU's, and functions are as exact as the C library's.
+"""
+from ds4mlx.metal_kernels.emulator.errors import (
+    CompileError, DivergenceError, EmulatorError, EndlessLoopError, LimitError, NoCompilerError, OutOfBoundsError,
+    RaceError, StrictError, UndefinedBehaviourError)
+from ds4mlx.metal_kernels.emulator.kernel import checking, metal_kernel
+from ds4mlx.metal_kernels.emulator.traffic import BufferTraffic, Moved, Traffic, counting
+
+__all__ = ["BufferTraffic", "CompileError", "DivergenceError", "EmulatorError", "EndlessLoopError", "LimitError",
+           "Moved", "NoCompilerError", "OutOfBoundsError", "RaceError", "StrictError", "Traffic",
+           "UndefinedBehaviourError", "checking", "counting", "metal_kernel"]

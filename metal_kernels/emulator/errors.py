@@ -6,6 +6,10 @@ class EmulatorError(Ds4Error):
     """Base of every fault found in a kernel, or in what is needed to run one."""
 
 
+class NoCompilerError(EmulatorError):
+    """This machine has no compiler for Metal's dialect, or none that can do what was asked."""
+
+
 class CompileError(EmulatorError):
     """The kernel's text does not compile."""
 
@@ -35,4 +39,4 @@ class EndlessLoopError(EmulatorError):
 
 
 class RaceError(EmulatorError):
-    """The outputs depend on the order in which threads run."""
+    """Two threads touch one byte with no barrier between, or the outputs depend on the order in which threads run."""
