@@ -103,7 +103,8 @@ WIDE = np.linspace(-3e38, 3e38, 600, dtype=np.float32)
     (ONE_LEFT, {}, 431), (ONE_LEFT, {"top_k": 5, "min_p": 1.0, "top_p": 1e-9, "temperature": 1e30}, 431),
     (WIDE, {}, 599), (WIDE, {"temperature": 1e-38}, 599), (WIDE, {"temperature": 1e38, "top_k": 1}, 599),
     (STEPS, {"temperature": 1e300, "min_p": 1.0}, 1), (STEPS, {"top_p": 1e-30}, 599),
-    (-WIDE, {"top_k": 5000, "temperature": 1e-300}, 0), (np.zeros(600, np.float32), {"top_k": 1}, 0)])
+    (-WIDE, {"top_k": 5000, "temperature": 1e-300}, 0), (np.zeros(600, np.float32), {"top_k": 1}, 0),
+    (np.zeros(4, np.float32), {"top_p": 0.5}, 1)])  # two of four are exactly half
 def test_extremes(logits, changes, expected, implementation):
     assert ops.sample(mx.array(logits), 0.998, **(ALL | changes)).item() == expected
 
