@@ -1,8 +1,8 @@
 // Cache rows: their packed forms, the two roundings that make them, rotation, and access by four channels a thread.
 //
 // Attention row of D channels, the last R rotary: D - R E4M3 codes, an E8M0 exponent for each 64 of them, a zero byte
-// if those are odd in number, R halves. Indexer row of W channels: E2M1 codes, the even channel in the low nibble, then an
-// E8M0 exponent for each 32. A row is a multiple of two bytes, and of four for most shapes: never assume more.
+// if those are odd in number, R halves. Indexer row of W channels: E2M1 codes, the even channel in the low nibble, then
+// an E8M0 exponent for each 32. A row is a multiple of two bytes, and of four for most shapes: never assume more.
 // `load4` and `store4` take rows of floats too: the buffer's type says which form it holds.
 
 template <int D, int R> struct Fp8Row {

@@ -72,7 +72,7 @@ def step_metal(k, s, frontier, ape, norm, cos, sin, start, before, packing, eps)
 
 
 def _slots(a: mx.array, before: int, ratio: int, overlap: bool, empty: float) -> mx.array:
-    """What each group pools, [groups, m ratio, w], of a [before + groups ratio, m w]; `empty` where no group is before."""
+    """What groups pool, [groups, m ratio, w], of a [before + groups ratio, m w]; `empty` where no group is before."""
     own = a[before:].reshape(-1, ratio, a.shape[1])
     if not overlap:
         return own
