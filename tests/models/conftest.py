@@ -1,7 +1,6 @@
 """The tiny oracle model, loaded from a GGUF through the whole of the loading path."""
 from pathlib import Path
 
-import mlx.core as mx
 import numpy as np
 import pytest
 from oracle.weights import CONFIG, official_to_gguf_arrays, weights
@@ -39,9 +38,9 @@ def oracle_file(oracle_gguf):
 
 @pytest.fixture(scope="session")
 def load_oracle(oracle_file):
-    """load_oracle(kv_round="none", config=None) -> Model with float32 rows."""
+    """load_oracle(kv_round="none", config=None) -> Model."""
     def load(kv_round="none", config=None):
-        return loader.load(oracle_file, config or validate(oracle_file), kv_round, mx.float32)
+        return loader.load(oracle_file, config or validate(oracle_file), kv_round)
     return load
 
 

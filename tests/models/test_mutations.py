@@ -1,20 +1,23 @@
 """Deliberate mistakes that the oracle must notice: it is only worth what it can tell apart."""
 from dataclasses import replace
+from importlib import import_module
 
 import mlx.core as mx
 import numpy as np
 import pytest
 
 from ds4mlx import ops
-from ds4mlx.models.deepseek_v4 import attention, compressor, rope
-from ds4mlx.models.deepseek_v4.attention import Attention
-from ds4mlx.models.deepseek_v4.compressor import Compressor
 from ds4mlx.models.deepseek_v4.experts import MoE
-from ds4mlx.models.deepseek_v4.indexer import Indexer
 from ds4mlx.models.deepseek_v4.layers import Chunk
 
 NOTICED = 0.5   # in logits of deviation 2; the correct graph is within 5e-5
-REAL = {name: getattr(ops, name) for name in ops.__all__} | {"tables": rope.tables, "rms": attention.rms}
+REAL = {name: getattr(ops, name) for name in ops.__all__} | {"rms_norm": mx.fast.rms_norm}
+attend, compress, expert_matmul, indexer_topk, latent = (
+    import_module(f"ds4mlx.ops.{name}") for name in ("attend", "compress", "expert_matmul", "indexer_topk", "latent"))
+ROUTE, TABLES = MoE.route, Chunk.tables
+ROTATIONS = [(attend, "rope_tail"), (latent, "rope_reference"), (compress, "rope_reference"),
+             (indexer_topk, "rope_reference")]
+SINK, SHARED = 8, 6     # their places among the arguments of attention and of expert_gate_up
 
 
 def swiglu(clamp_gate_below):
@@ -22,6 +25,12 @@ def swiglu(clamp_gate_below):
         gate = mx.clip(gate, -limit, limit) if clamp_gate_below else gate
         return gate * mx.sigmoid(gate) * (mx.clip(up, -limit, limit) if clamp_gate_below else up)
     return mutant
+
+
+def unclamped_shared(x, selected, weight, gate, up, limit, shared):
+    mid = REAL["expert_gate_up"](x, selected, weight, gate, up, limit, shared)
+    mid[:, -1] = swiglu(clamp_gate_below=False)(*ops.dense_matmuls(x, shared), limit)
+    return mid
 
 
 def half_split(x, cos, sin, inverse=False):
@@ -42,16 +51,19 @@ def by_stride(x, w, groups=1):
     return REAL["dense_matmul"](x, w, groups)
 
 
-def late_rows(positions, f):
-    return REAL["tables"](positions + 3, f)
+def one_late(q, cos, sin, window, start, rows, chosen, ratio, *rest):
+    """Token by token, with the rows that a query one earlier would see."""
+    def token(j):
+        count, end = (start + j) // ratio if ratio else 0, window.shape[0] - q.shape[0] + j + 1
+        named = None if chosen is None else mx.where(chosen[j:j + 1] < count, chosen[j:j + 1], 1 << 30)
+        return REAL["attention"](q[j:j + 1], cos[j:j + 1], sin[j:j + 1], window[:end], start + j,
+                                 rows[:count] if count and named is None else rows if count else None,
+                                 named if count else None, ratio if count else 0, *rest)
+    return mx.concatenate([token(j) for j in range(q.shape[0])])
 
 
-class LateRope:
-    tables, frequencies = staticmethod(late_rows), staticmethod(rope.frequencies)
-
-
-def no_relu(q, weight, rows):
-    return (weight[:, None] @ (q @ rows.T))[:, 0]
+def without_relu(q, weight, rows, scale):
+    return scale * (weight[:, None] @ (q @ rows.T))[:, 0]
 
 
 def biased_weights(self, x, ids):
@@ -61,48 +73,59 @@ def biased_weights(self, x, ids):
     return selected, w / w.sum(axis=-1, keepdims=True) * self.config.routed_scaling_factor
 
 
-def swapped(self, a, before, groups, empty):
-    halves = a if not self.overlap else mx.concatenate([a[:, self.width:], a[:, :self.width]], axis=1)
-    return SLOTS(self, halves, before, groups, empty)
+def swapped(k, s, frontier, ape, norm, *rest):
+    def halves(a):
+        w = norm.shape[0]
+        return a if a.shape[-1] == w else mx.concatenate([a[..., w:], a[..., :w]], axis=-1)
+    return REAL["compress_step"](halves(k), halves(s), frontier, halves(ape), norm, *rest)
 
 
-def unrotated(self, qr, x, chunk):
-    q, weight = QUERIES(self, qr, x, chunk)
-    return self.wq_b(qr).reshape(q.shape), weight
+def with_argument(op, place, change):
+    return lambda *args: REAL[op](*args[:place], change(args[place]), *args[place + 1:])
 
 
-ROUTE, SLOTS, QUERIES, VISIBLE, TABLES = (MoE.route, Compressor._slots, Indexer.queries, Attention._visible_rows,
-                                          Chunk.tables)
+def last_positions(self, ratio):
+    return self._tables(np.arange(self.start // ratio, self.end // ratio) * ratio + ratio - 1, True)
+
+
 MUTATIONS = {
-    "mixing matrix not transposed": (
-        ops, "hyper_post", lambda y, s, p, m: REAL["hyper_post"](y, s, p, m.swapaxes(1, 2))),
-    "row position at the group's last token": (compressor, "rope", LateRope),
-    "carry and own halves swapped": (Compressor, "_slots", swapped),
-    "own group not visible to its last token": (
-        Attention, "_visible_rows", lambda self, t, *rest: VISIBLE(self, np.maximum(t - 1, 0), *rest)),
-    "YaRN magnitude applied": (
-        Chunk, "tables", lambda self, compressed: tuple(a * (1.277 if compressed else 1)
-                                                        for a in TABLES(self, compressed))),
-    "plain frequencies on compressed layers": (Chunk, "tables", lambda self, compressed: TABLES(self, False)),
-    "rotation of half-split pairs": (ops, "rope_tail", half_split),
-    "rotation of the first channels": (ops, "rope_tail", first_channels),
-    "no inverse rotation": (
-        ops, "rope_tail", lambda x, c, s, inverse=False: x if inverse else REAL["rope_tail"](x, c, s)),
-    "sink left out": (ops, "attend", lambda *a: REAL["attend"](*a[:-1], mx.full(a[-1].shape, -1e9))),
-    "sink scaled as a score": (ops, "attend", lambda *a: REAL["attend"](*a[:-1], a[-1] * 128 ** -0.5)),
-    "no norm of each query head": (attention, "rms", lambda x, eps, w=None: x if w is None else REAL["rms"](x, eps, w)),
-    "router bias in the weights": (MoE, "route", biased_weights),
-    "shared expert not clamped": ("experts", "swiglu", swiglu(clamp_gate_below=False)),
-    "gate clamped from below": ("experts", "swiglu", swiglu(clamp_gate_below=True)),
-    "scores without relu": (ops, "index_scores", no_relu),
-    "indexer queries not rotated": (Indexer, "queries", unrotated),
-    "output heads grouped by stride": (ops, "dense_matmul", by_stride),
+    "mixing matrix not transposed": [
+        (ops, "hyper_mix", with_argument("hyper_mix", 2, lambda u: u and u._replace(m=u.m.swapaxes(1, 2))))],
+    "row position at the group's last token": [(Chunk, "group_tables", last_positions)],
+    "carry and own halves swapped": [(ops, "compress_step", swapped)],
+    "own group not visible to its last token": [(ops, "attention", one_late)],
+    "YaRN magnitude applied": [
+        (Chunk, "tables", lambda self, compressed: tuple(a * (1.277 if compressed else 1)
+                                                         for a in TABLES(self, compressed)))],
+    "plain frequencies on compressed layers": [(Chunk, "tables", lambda self, compressed: TABLES(self, False))],
+    "rotation of half-split pairs": [(*place, half_split) for place in ROTATIONS],
+    "rotation of the first channels": [(*place, first_channels) for place in ROTATIONS],
+    "no inverse rotation": [
+        (attend, "rope_tail", lambda x, c, s, inverse=False: x if inverse else REAL["rope_tail"](x, c, s))],
+    "sink left out": [
+        (ops, "attention", with_argument("attention", SINK, lambda sink: mx.full(sink.shape, -1e9)))],
+    "sink scaled as a score": [(ops, "attention", with_argument("attention", SINK, lambda sink: sink * 128 ** -0.5))],
+    "no norm of each query head": [
+        (mx.fast, "rms_norm", lambda x, w, eps: x if w is None else REAL["rms_norm"](x, w, eps))],
+    "router bias in the weights": [(MoE, "route", biased_weights)],
+    "shared expert not clamped": [(ops, "expert_gate_up", unclamped_shared)],
+    "gate clamped from below": [(expert_matmul, "swiglu", swiglu(clamp_gate_below=True))],
+    "scores without relu": [(ops, "index_scores", without_relu)],
+    "indexer queries not rotated": [(ops, "index_queries", lambda q, cos, sin, packed: q)],
+    "output heads grouped by stride": [(ops, "dense_matmul", by_stride)],
 }
 
 
 def largest_difference(model, expected):
     ids = mx.array(expected["p300.input_ids"])[None]
     return np.abs(np.array(model(ids)[0]) - expected["p300.logits"]).max()
+
+
+@pytest.fixture(autouse=True)
+def references():
+    """Mutants replace parts of the references; a fused implementation has no such parts."""
+    with ops.only("reference"):
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -112,8 +135,8 @@ def model(load_oracle):
 
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_the_oracle_notices(name, model, expected, monkeypatch):
-    target, attribute, mutant = MUTATIONS[name]
-    monkeypatch.setattr(ops if target == "experts" else target, attribute, mutant)
+    for target, attribute, mutant in MUTATIONS[name]:
+        monkeypatch.setattr(target, attribute, mutant)
     assert largest_difference(model, expected) > NOTICED
 
 

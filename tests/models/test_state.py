@@ -8,25 +8,26 @@ from ds4mlx.models.deepseek_v4 import schema
 from ds4mlx.models.deepseek_v4.config import FLASH, Config
 from ds4mlx.models.deepseek_v4.state import Rows
 
+ROW = schema.Row(4, np.dtype(np.float32))
 TINY = Config.from_official(CONFIG)
 
 
 def test_rows_keep_what_was_appended_while_the_buffer_grows(rng):
-    rows, all_of_them = Rows(4, mx.float32), rng.normal(size=(1000, 4)).astype(np.float32)
+    rows, all_of_them = Rows(ROW), rng.normal(size=(1000, 4)).astype(np.float32)
     for start in range(0, 1000, 37):
         rows.append(mx.array(all_of_them[start:start + 37]))
     np.testing.assert_array_equal(np.array(rows.view()), all_of_them)
 
 
 def test_a_buffer_does_not_grow_past_what_the_context_can_fill():
-    rows = Rows(4, mx.float32, most=700)
+    rows = Rows(ROW, most=700)
     for count in (1, 255, 300, 144):
         rows.append(mx.ones((count, 4)))
     assert rows.count == len(rows.buffer) == 700
 
 
 def test_rows_cut_back_are_written_over_and_earlier_views_stay(rng):
-    rows = Rows(4, mx.float32)
+    rows = Rows(ROW)
     rows.append(mx.ones((10, 4)))
     view = rows.view()
     rows.count = 6
@@ -34,22 +35,27 @@ def test_rows_cut_back_are_written_over_and_earlier_views_stay(rng):
     assert mx.array_equal(view, mx.ones((10, 4))) and rows.view().sum().item() == 24 and rows.count == 8
 
 
-@pytest.mark.parametrize("tokens, size", [(102_400, 0.710e9), (1_048_576, 7.220e9)])
-def test_size_of_a_flash_state_in_half_precision(tokens, size):
+@pytest.mark.parametrize("tokens, size, packed", [
+    (102_400, 0.363e9, True), (1_048_576, 3.688e9, True), (102_400, 1.420e9, False), (1_048_576, 14.440e9, False)])
+def test_size_of_a_flash_state(tokens, size, packed):
     frontiers = 11_479_040 + 129_280 * 4 + tokens * 4 + 21 * 2 * 4 * 4 * (512 + 128)
-    assert schema.session_bytes(FLASH, tokens, 2) == pytest.approx(size, abs=frontiers)
+    assert schema.session_bytes(FLASH, tokens, packed) == pytest.approx(size, abs=frontiers)
+
+
+def test_a_packed_row_of_flash_takes_584_bytes_and_its_indexer_row_68():
+    assert (schema.attention_row(FLASH, True).width, schema.index_row(FLASH, True).width) == (584, 68)
 
 
 def test_a_mark_of_a_flash_state_does_not_depend_on_its_length():
-    window, frontiers, logits = 5.64e6, 11_479_040, 129_280 * 4
-    assert schema.mark_bytes(FLASH, 2) == pytest.approx(window + frontiers + logits, rel=0.05)  # slots never read again
+    window, frontiers, logits = 3.21e6, 11_479_040, 129_280 * 4
+    assert schema.mark_bytes(FLASH, True) == pytest.approx(window + frontiers + logits, rel=0.05)  # slots never read again
 
 
 @pytest.mark.parametrize("tokens", [0, 3, 4, 7, 8, 127, 128, 130])
 def test_a_frontier_comes_back_from_its_stored_shape(tokens, rng):
     held = (4 if tokens >= 4 else 0) + tokens % 4
     a = rng.normal(size=(held, 16)).astype(np.float32)
-    stored = schema.pack_frontier(a, tokens, 4, 8, -np.inf)
+    stored = schema.pack_frontier(a, tokens, 4, -np.inf)
     back = schema.unpack_frontier(stored, tokens, 4)
     assert stored.shape == (8, 16) and back.shape == a.shape
     np.testing.assert_array_equal(back[:, :8], a[:, :8])
@@ -64,9 +70,8 @@ def test_a_frontier_comes_back_from_its_stored_shape(tokens, rng):
     (lambda s: s["tokens"].fill(512), "token 512, vocabulary has 512"),
 ])
 def test_arrays_that_are_not_a_state_of_this_model_are_refused(damage, complaint):
-    state = {name: np.zeros(a.shape, np.uint32 if name == "tokens" else np.float32)
-             for name, a in schema.arrays(TINY, 9).items()}
-    assert schema.check(TINY, state, np.dtype(np.float32)) == 9
+    state = {name: np.zeros(a.shape, a.dtype) for name, a in schema.arrays(TINY, 9, packed=False).items()}
+    assert schema.check(TINY, state, packed=False) == 9
     damage(state)
     with pytest.raises(CheckpointError, match=complaint):
-        schema.check(TINY, state, np.dtype(np.float32))
+        schema.check(TINY, state, packed=False)

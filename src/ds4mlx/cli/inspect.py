@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 CONTEXTS = (8192, 32768, 131072, 262144, 524288, 1048576)
 SESSIONS = (1, 4)
-ROW_BYTES = 2  # a state's rows are half precision by default
 
 
 def add_parser(subparsers: "_SubParsersAction[ArgumentParser]") -> None:
@@ -101,7 +100,7 @@ def summarize(file: "GGUF") -> Summary:
     families = tuple(_families(file, names.expected_tensors(config)))
     weights = sum(f.nbytes for f in families)
     contexts = [c for c in CONTEXTS if c < config.max_position_embeddings] + [config.max_position_embeddings]
-    sizes = {context: schema.session_bytes(config, context, ROW_BYTES) for context in contexts}
+    sizes = {context: schema.session_bytes(config, context, packed=True) for context in contexts}
     fingerprint = weights_fp(file)
     return Summary(
         file=str(file.path), file_bytes=len(file.map), name=label(file.metadata, "general.name"),
@@ -166,7 +165,7 @@ def _tables(s: Summary) -> Iterator[tuple[str, list[str], list[list[str]]]]:
     """(title, head, rows), all cells text, the first column a label."""
     yield "Tensors", ["family", "tensors", "types", "size"], [
         [f.name, str(f.tensors), " ".join(f.kinds), _size(f.nbytes)] for f in s.families]
-    yield f"Memory, rows of {ROW_BYTES} bytes a number; working memory comes on top", [
+    yield "Memory, rows packed in FP8 and FP4; working memory comes on top", [
         "context", "a session", *(f"weights + {n}" for n in SESSIONS)], [
         [f"{m.context:,}", _size(m.session_bytes), *map(_size, m.total_bytes.values())] for m in s.memory]
 

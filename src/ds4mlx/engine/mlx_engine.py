@@ -13,7 +13,6 @@ from ds4mlx.engine.mlx_session import MLXSession
 from ds4mlx.engine.protocol import MemoryPlan, ModelInfo, Row, Step
 from ds4mlx.gguf.reader import GGUF
 from ds4mlx.models.deepseek_v4 import names, weights
-from ds4mlx.models.deepseek_v4.state import Rounding
 from ds4mlx.models.fingerprint import weights_fp
 from ds4mlx.models.registry import label
 
@@ -48,9 +47,8 @@ class MLXEngine:
             backend=f"mlx ({'cpu' if ops.device() == 'cpu' else 'gpu'})", fingerprint=weights_fp(file))
 
     def plan(self, context: int, sessions: int) -> MemoryPlan:
-        row_bytes = Rounding.of(self._config, self._settings.kv_round).dtype.size
-        return mlx_memory.plan(self._file, self._config, context, sessions, row_bytes, self._settings.prefill_chunk,
-                               self._limit)
+        return mlx_memory.plan(self._file, self._config, context, sessions, self._settings.kv_round == "official",
+                               self._settings.prefill_chunk, self._limit)
 
     def open(self, context: int) -> MLXSession:
         self._own()

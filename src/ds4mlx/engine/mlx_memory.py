@@ -8,12 +8,12 @@ from ds4mlx.engine.protocol import MemoryPlan
 from ds4mlx.errors import DoesNotFit
 from ds4mlx.gguf.reader import GGUF
 from ds4mlx.models.deepseek_v4 import schema
-from ds4mlx.models.deepseek_v4.attention import QUERY_BLOCK
 from ds4mlx.models.deepseek_v4.config import Config
 from ds4mlx.models.deepseek_v4.indexer import SCORE_FLOATS
 from ds4mlx.models.deepseek_v4.names import expected_tensors
 from ds4mlx.models.deepseek_v4.weights import SPARSE
 from ds4mlx.ops import device
+from ds4mlx.ops.attend import QUERY_BLOCK
 
 SHARE = 0.85  # of what the device recommends: the rest is the system's and the client's
 
@@ -52,10 +52,10 @@ def weights_bytes(file: GGUF, config: Config) -> int:
     return sum(spans.values())
 
 
-def session_bytes(config: Config, context: int, row_bytes: int) -> int:
+def session_bytes(config: Config, context: int, packed: bool) -> int:
     """A full state, and what it can be rewound to: a mark holds its own window, frontiers and logits."""
     marks = min(MARKS + 1, context)  # one more while they are thinned
-    return schema.session_bytes(config, context, row_bytes) + marks * schema.mark_bytes(config, row_bytes)
+    return schema.session_bytes(config, context, packed) + marks * schema.mark_bytes(config, packed)
 
 
 def scratch_bytes(config: Config, chunk: int, context: int) -> int:
@@ -75,10 +75,10 @@ def scratch_bytes(config: Config, chunk: int, context: int) -> int:
     return 4 * (chunk * per_token + attended + scored + rows * c.head_dim + 3 * (1 << 25))
 
 
-def plan(file: GGUF, config: Config, context: int, sessions: int, row_bytes: int, chunk: int,
+def plan(file: GGUF, config: Config, context: int, sessions: int, packed: bool, chunk: int,
          limit: int) -> MemoryPlan:
     """`sessions` full states of `context` tokens beside the weights."""
-    return MemoryPlan(weights_bytes(file, config), session_bytes(config, context, row_bytes), sessions,
+    return MemoryPlan(weights_bytes(file, config), session_bytes(config, context, packed), sessions,
                       scratch_bytes(config, min(chunk, context), context), limit)
 
 

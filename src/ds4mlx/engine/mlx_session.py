@@ -41,8 +41,8 @@ class MLXSession:
             raise ValueError(f"{len(self.tokens)} + {len(tokens)} tokens, context is {self.context}")
         before = self._here()
         try:
-            streams = self._model.streams(mx.array(tokens, mx.int32), self.cache)
-            self._next = self._model.logits(streams[-1:])[0]
+            streams, update = self._model.streams(mx.array(tokens, mx.int32), self.cache)
+            self._next = self._model.logits(streams[-1:], update.rows(slice(-1, None)))[0]
             mx.eval(self._next, [layer.state for layer in self.cache])
         except BaseException:
             self._go_to(before)
@@ -99,9 +99,9 @@ class MLXSession:
             arrays[f"L{i}.raw"] = np.array(layer.window)
             for rows, frontier, c in _compressors(i, layer):
                 arrays[rows] = np.array(c.rows.view())
-                width, ratio = c.rows.buffer.shape[1], 4 if c is layer.index else layer.ratio
-                arrays[f"{frontier}_kv"] = schema.pack_frontier(np.array(c.k), n, ratio, width, 0.0)
-                arrays[f"{frontier}_score"] = schema.pack_frontier(np.array(c.s), n, ratio, width, -np.inf)
+                k, s = np.array(c.frontier).swapaxes(0, 1)
+                arrays[f"{frontier}_kv"] = schema.pack_frontier(k, n, layer.ratio, 0.0)
+                arrays[f"{frontier}_score"] = schema.pack_frontier(s, n, layer.ratio, -np.inf)
         out.write(container.save(arrays, {"format": "ds4mlx-state/1"}))
 
     def load(self, src: BinaryIO) -> None:
@@ -110,7 +110,7 @@ class MLXSession:
             arrays = container.load(raw)
         except (SafetensorError, KeyError) as error:  # KeyError: a type that NumPy lacks
             raise CheckpointError(f"not a saved state: {error}") from error
-        n = schema.check(self._model.config, arrays, np.array(mx.zeros(0, self._model.rounding.dtype)).dtype)
+        n = schema.check(self._model.config, arrays, packed=self._model.rounding == "official")
         if not 0 < n <= self.context:
             raise CheckpointError(f"state covers {n} tokens, this session takes 1 to {self.context}")
         if not np.isfinite(arrays["logits"]).all():
@@ -120,9 +120,9 @@ class MLXSession:
             layer.offset, layer.window = n, mx.array(arrays[f"L{i}.raw"])
             for rows, frontier, c in _compressors(i, layer):
                 c.rows.append(mx.array(arrays[rows]))
-                ratio = 4 if c is layer.index else layer.ratio
-                c.k = mx.array(schema.unpack_frontier(arrays[f"{frontier}_kv"], n, ratio))
-                c.s = mx.array(schema.unpack_frontier(arrays[f"{frontier}_score"], n, ratio))
+                k, s = (schema.unpack_frontier(arrays[f"{frontier}_{part}"], n, layer.ratio)
+                        for part in ("kv", "score"))
+                c.frontier = mx.array(np.stack([k, s], axis=1))
         mx.eval([layer.state for layer in cache])
         self.cache, self._marks, self._next = cache, [], mx.array(arrays["logits"])
         self.tokens[:] = arrays["tokens"].tolist()

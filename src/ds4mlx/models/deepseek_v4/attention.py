@@ -1,16 +1,13 @@
 """Attention: a window of the last tokens' rows, compressed rows behind it, and a sink; one row is key and value."""
 import mlx.core as mx
 import mlx.nn as nn
-import numpy as np
 
 from ds4mlx import ops
 from ds4mlx.models.deepseek_v4.compressor import Compressor
 from ds4mlx.models.deepseek_v4.config import Config
 from ds4mlx.models.deepseek_v4.indexer import Indexer
-from ds4mlx.models.deepseek_v4.layers import Chunk, Linear, rms
+from ds4mlx.models.deepseek_v4.layers import Chunk, Linear
 from ds4mlx.models.deepseek_v4.state import LayerState, Rounding
-
-QUERY_BLOCK = 128  # queries attended at once: their window spans 255 rows, and 64 heads of scores stay near 25 MB
 
 
 class Attention(nn.Module):
@@ -22,65 +19,44 @@ class Attention(nn.Module):
         self.q_norm: mx.array | None = None
         self.kv_norm: mx.array | None = None
         self.attn_sink: mx.array | None = None
-        self.config, self.ratio, self.rounding = config, ratio, rounding
+        self.config, self.ratio, self.packed = config, ratio, rounding == "official"
         if ratio:
-            self.compressor = Compressor(config, ratio, config.head_dim, rounding.attention)
+            self.compressor = Compressor(config, ratio, config.head_dim, "fp8" if self.packed else None)
         if ratio == 4:
             self.indexer = Indexer(config, rounding)
 
     def __call__(self, x: mx.array, chunk: Chunk, state: LayerState) -> mx.array:
         """x [T, D], normalised, to [T, D]; `state` takes in the chunk."""
         c = self.config
-        cos, sin = chunk.tables(compressed=self.ratio > 0)
-        qr = rms(self.wq_a(x), c.rms_norm_eps, self.q_norm)
-        q = self.wq_b(qr).reshape(chunk.size, c.num_attention_heads, c.head_dim)
-        q = ops.rope_tail(rms(q, c.rms_norm_eps), cos, sin)
-        kv = rms(self.wkv(x), c.rms_norm_eps, self.kv_norm)
-        kv = self.rounding.attention(ops.rope_tail(kv, cos, sin))
-        window = mx.concatenate([state.window, kv])              # positions chunk.start - len(state.window) …
-        if self.ratio:
-            self.compressor(x, chunk, state.compressed)
-        if self.ratio == 4:
-            self.indexer.compressor(x, chunk, state.index)
-        o = self._attend(q, qr, x, chunk, window, state)
-        state.window = mx.contiguous(window[-c.sliding_window:])
-        o = ops.rope_tail(o, cos, sin, inverse=True)
+        tables = chunk.tables(compressed=self.ratio > 0)
+        choose = self.ratio == 4 and chunk.end // 4 > c.index_topk   # else every visible row is attended
+        q, kv, weight = self._project(x, chunk, state, choose)
+        qr, window = ops.latent(q, kv, self.q_norm, self.kv_norm, *tables, state.window, self.packed, c.rms_norm_eps)
+        q, *index_q = ops.dense_matmuls(qr, [self.wq_b.weight, *([self.indexer.wq_b.weight] if choose else [])])
+        rows = chosen = None
+        if self.ratio and chunk.end >= self.ratio:
+            rows = state.compressed.rows.view(chunk.end // self.ratio)
+        if choose:
+            chosen = self.indexer.select(*index_q, weight, tables, chunk, state.index.rows.view(chunk.end // 4))
+        o = ops.attention(q, *tables, window, chunk.start, rows, chosen, self.ratio, self.attn_sink,
+                          c.sliding_window, c.rms_norm_eps)
+        state.window = window[-c.sliding_window:]
         low = self.wo_a(o.reshape(chunk.size, c.o_groups, -1), groups=c.o_groups)
         return self.wo_b(low.reshape(chunk.size, -1))
 
-    def _attend(self, q: mx.array, qr: mx.array, x: mx.array, chunk: Chunk, window: mx.array,
-                state: LayerState) -> mx.array:
-        """o [T, H, D] before the inverse rotation, in blocks of queries."""
-        choose = self.ratio == 4 and chunk.end // 4 > self.config.index_topk
-        index = self.indexer.queries(qr, x, chunk) if choose else None
-        parts = []
-        for b in range(0, chunk.size, QUERY_BLOCK):
-            t = np.arange(chunk.start + b, min(chunk.start + b + QUERY_BLOCK, chunk.end))
-            block = slice(b, b + len(t))
-            rows, rows_mask = self._visible_rows(t, block, index, state)
-            parts.append(ops.attend(q[block], *self._window(t, window, chunk), rows, rows_mask, self.attn_sink))
-            if chunk.size > QUERY_BLOCK:
-                mx.eval(parts[-1])  # or the keys and scores of several blocks would be alive at once
-        return parts[0] if len(parts) == 1 else mx.concatenate(parts)
-
-    def _window(self, t: np.ndarray, window: mx.array, chunk: Chunk) -> tuple[mx.array, mx.array]:
-        """Raw rows p with t - W < p <= t: the rows any of the queries sees, and who sees which."""
-        base = chunk.end - window.shape[0]                       # position of window[0]
-        first = max(int(t[0]) - self.config.sliding_window + 1, base)
-        p = np.arange(first, int(t[-1]) + 1)
-        age = t[:, None] - p
-        return window[first - base:int(t[-1]) + 1 - base], mx.array((age >= 0) & (age < self.config.sliding_window))
-
-    def _visible_rows(self, t: np.ndarray, block: slice, index: tuple[mx.array, mx.array] | None,
-                      state: LayerState) -> tuple[mx.array | None, mx.array | None]:
-        """Compressed rows c < (t + 1) // ratio, or the chosen ones of them: [C, D] or [T, k, D], and the mask."""
-        visible = (t + 1) // self.ratio if self.ratio else np.zeros_like(t)
-        count = int(visible[-1])
-        if not count:
-            return None, None
-        rows = state.compressed.rows.view(count)
-        if index is None or count <= self.config.index_topk:
-            return rows, mx.array(np.arange(count) < visible[:, None])
-        q, weight = index
-        chosen = self.indexer.select(q[block], weight[block], state.index.rows.view(count), visible)
-        return rows[chosen], chosen < mx.array(visible)[:, None]
+    def _project(self, x: mx.array, chunk: Chunk, state: LayerState,
+                 choose: bool) -> tuple[mx.array, mx.array, mx.array | None]:
+        """All that is computed from x, in one product: latent queries [T, Q], the raw row [T, D] and, if rows are to be
+        chosen, the index heads' weights [T, heads]. The compressors take in what is theirs."""
+        compressors = []
+        if self.ratio:
+            compressors.append((self.compressor, state.compressed))
+        if self.ratio == 4:
+            compressors.append((self.indexer.compressor, state.index))
+        matrices = [self.wq_a, self.wkv, *(w for part, _ in compressors for w in (part.wkv, part.wgate))]
+        if choose:
+            matrices.append(self.indexer.weights_proj)
+        q, kv, *rest = ops.dense_matmuls(x, [matrix.weight for matrix in matrices])
+        for i, (part, its_state) in enumerate(compressors):
+            part(rest[2 * i], rest[2 * i + 1], chunk, its_state)
+        return q, kv, rest[-1] if choose else None

@@ -23,23 +23,13 @@ class MoE(nn.Module):
 
     def __call__(self, x: mx.array, chunk: Chunk) -> mx.array:
         """x [T, D], normalised, to routed + shared [T, D]."""
-        limit = self.config.swiglu_limit
         selected, weight = self.route(x, chunk.ids)
-        mid = ops.expert_gate_up(x, selected, weight, self.experts_w1, self.experts_w3, limit)
-        routed = ops.expert_down(mid, selected, self.experts_w2)
-        return routed + self.shared_w2(ops.swiglu(self.shared_w1(x), self.shared_w3(x), limit))
+        mid = ops.expert_gate_up(x, selected, weight, self.experts_w1, self.experts_w3, self.config.swiglu_limit,
+                                 shared=(self.shared_w1.weight, self.shared_w3.weight))
+        return ops.expert_down(mid, selected, self.experts_w2, shared=self.shared_w2.weight)
 
     def route(self, x: mx.array, ids: mx.array) -> tuple[mx.array, mx.array]:
         """Chosen experts i32 [T, S] and their weights f32 [T, S], which sum to routed_scaling_factor."""
-        probability = router_probability(self.gate(x))
-        if self.hashed:
-            selected = self.gate_tid2eid[ids]
-        else:
-            selected = ops.top_k(probability + self.gate_bias, self.config.num_experts_per_tok)
-        weight = mx.take_along_axis(probability, selected, axis=-1)
-        return selected, weight / weight.sum(axis=-1, keepdims=True) * self.config.routed_scaling_factor
-
-
-def router_probability(logits: mx.array) -> mx.array:
-    """sqrt(log(1 + e^logits)), in the form that neither overflows nor loses small values."""
-    return mx.sqrt(mx.logaddexp(logits, 0.0))
+        c = self.config
+        return ops.route(self.gate(x), self.gate_bias, self.gate_tid2eid, ids, c.num_experts_per_tok,
+                         c.routed_scaling_factor)

@@ -12,8 +12,9 @@ from ds4mlx.models.deepseek_v4 import hyper
 from ds4mlx.models.deepseek_v4.attention import Attention
 from ds4mlx.models.deepseek_v4.config import Config
 from ds4mlx.models.deepseek_v4.experts import MoE
-from ds4mlx.models.deepseek_v4.layers import Chunk, Linear, rms
-from ds4mlx.models.deepseek_v4.state import LayerState, Rounding, RoundingKind
+from ds4mlx.models.deepseek_v4.hyper import Update
+from ds4mlx.models.deepseek_v4.layers import Chunk, Linear
+from ds4mlx.models.deepseek_v4.state import LayerState, Rounding
 
 
 class Layer(nn.Module):
@@ -32,16 +33,17 @@ class Layer(nn.Module):
         self.ffn = MoE(config, hashed=index < config.num_hash_layers)
         self.config = config
 
-    def __call__(self, streams: mx.array, chunk: Chunk, state: LayerState) -> mx.array:
-        """Streams [T, 4, D] f32 to the same; `state` takes in the chunk."""
+    def __call__(self, streams: mx.array, update: Update | None, chunk: Chunk,
+                 state: LayerState) -> tuple[mx.array, Update]:
+        """Streams [T, 4, D] f32 and the update they still lack to the same; `state` takes in the chunk."""
         c = self.config
-        x, post, m = hyper.enter(streams, self.hc_attn_fn, self.hc_attn_scale, self.hc_attn_base, c)
-        y = self.attn(rms(x, c.rms_norm_eps, self.attn_norm), chunk, state)
-        streams = ops.hyper_post(y, streams, post, m)
-        x, post, m = hyper.enter(streams, self.hc_ffn_fn, self.hc_ffn_scale, self.hc_ffn_base, c)
-        y = self.ffn(rms(x, c.rms_norm_eps, self.ffn_norm), chunk)
+        x, streams, *back = hyper.enter(streams, update, self.hc_attn_fn, self.hc_attn_scale, self.hc_attn_base,
+                                        self.attn_norm, c)
+        update = Update(self.attn(x, chunk, state), *back)
+        x, streams, *back = hyper.enter(streams, update, self.hc_ffn_fn, self.hc_ffn_scale, self.hc_ffn_base,
+                                        self.ffn_norm, c)
         state.offset = chunk.end
-        return ops.hyper_post(y, streams, post, m)
+        return streams, Update(self.ffn(x, chunk), *back)
 
 
 class Model(nn.Module):
@@ -50,13 +52,11 @@ class Model(nn.Module):
     Follows mlx-lm's convention: `model(tokens, cache=model.make_cache())`, so that its generation loop runs on it.
     """
 
-    def __init__(self, config: Config, kv_round: RoundingKind = "official",
-                 row_dtype: mx.Dtype | None = None) -> None:
+    def __init__(self, config: Config, kv_round: Rounding = "official") -> None:
         super().__init__()
-        self.config = config
-        self.rounding = Rounding.of(config, kv_round, row_dtype)
+        self.config, self.rounding = config, kv_round
         self.embed: ops.Blocks | None = None         # [V, row bytes]
-        self.layers = [Layer(config, i, self.rounding) for i in range(config.num_hidden_layers)]
+        self.layers = [Layer(config, i, kv_round) for i in range(config.num_hidden_layers)]
         self.norm: mx.array | None = None
         self.head = Linear()
         self.hc_head_fn = Linear()
@@ -67,21 +67,23 @@ class Model(nn.Module):
         """tokens int [1, T] after what `cache` covers (nothing if None). Returns logits f32 [1, T, V]."""
         if tokens.shape[0] != 1:
             raise ValueError(f"DeepSeek V4 takes one sequence at a time, got a batch of {tokens.shape[0]}")
-        return self.logits(self.streams(tokens[0], cache or self.make_cache()))[None]
+        return self.logits(*self.streams(tokens[0], cache or self.make_cache()))[None]
 
-    def streams(self, ids: mx.array, cache: list[LayerState]) -> mx.array:
-        """ids [T] through all layers: the final streams [T, 4, D]. The cache takes in the chunk."""
+    def streams(self, ids: mx.array, cache: list[LayerState]) -> tuple[mx.array, Update]:
+        """ids [T] through all layers: the final streams [T, 4, D] and their last update. The cache takes in the
+        chunk."""
         chunk = Chunk(self.config, ids, cache[0].offset)
         x = ops.dequantize(self.embed.take(np.array(ids)), self.embed.kind)
         streams = mx.repeat(x[:, None], self.config.hc_mult, axis=1)
+        update = None
         for layer, state in zip(self.layers, cache, strict=True):
-            streams = layer(streams, chunk, state)
-        return streams
+            streams, update = layer(streams, update, chunk, state)
+        return streams, update
 
-    def logits(self, streams: mx.array) -> mx.array:
-        """Streams [T, 4, D] to logits f32 [T, V]. Only ask for the rows that are needed: V is large."""
-        x = hyper.collapse(streams, self.hc_head_fn, self.hc_head_scale, self.hc_head_base, self.config)
-        return self.head(rms(x, self.config.rms_norm_eps, self.norm))
+    def logits(self, streams: mx.array, update: Update) -> mx.array:
+        """What `streams` gave, or rows of it, to logits f32 [T, V]. Only ask for the rows that are needed: V is large."""
+        x = hyper.leave(streams, update, self.hc_head_fn, self.hc_head_scale, self.hc_head_base, self.norm, self.config)
+        return self.head(x)
 
     def make_cache(self, context: int | None = None) -> list[LayerState]:
         """A fresh state: one per layer, covering no token, with no more room than `context` tokens need if given."""

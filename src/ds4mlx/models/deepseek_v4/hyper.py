@@ -1,22 +1,39 @@
-"""Hyper-connections: the residual path is four streams, mixed into one before each half layer and back after it."""
+"""Hyper-connections: the residual path is four streams, mixed into one before each half layer and back after it.
+
+What a half layer gives is not mixed back at once: the next one does both in one pass over the streams.
+"""
+from typing import NamedTuple
+
 import mlx.core as mx
 
 from ds4mlx import ops
 from ds4mlx.models.deepseek_v4.config import Config
-from ds4mlx.models.deepseek_v4.layers import Linear, rms
+from ds4mlx.models.deepseek_v4.layers import Linear
 
 
-def enter(streams: mx.array, fn: Linear, scale: mx.array, base: mx.array,
-          config: Config) -> tuple[mx.array, mx.array, mx.array]:
-    """Streams [T, 4, D] to the half layer's input x [T, D], and (post [T, 4], M [T, 4, 4]) for `ops.hyper_post`.
+class Update(NamedTuple):
+    """A half layer's output y [T, D], and how it is mixed back: post [T, 4], m [T, 4, 4] (`ops.hyper_post`)."""
+    y: mx.array
+    post: mx.array
+    m: mx.array
 
-    One mean over all 4 D numbers, without weight; all in float32.
-    """
-    mix = fn(rms(streams.reshape(streams.shape[0], -1), config.rms_norm_eps))
-    return ops.hyper_pre(streams, mix, scale, base, config.hc_sinkhorn_iters, config.hc_eps)
+    def rows(self, chosen: slice) -> "Update":
+        """Of some of the tokens."""
+        return Update(*(a[chosen] for a in self))
 
 
-def collapse(streams: mx.array, fn: Linear, scale: mx.array, base: mx.array, config: Config) -> mx.array:
-    """Streams [T, 4, D] to the output matrix's input [T, D]: no Sinkhorn here."""
-    mix = fn(rms(streams.reshape(streams.shape[0], -1), config.rms_norm_eps))
-    return ops.hyper_head(streams, mix, scale, base, config.hc_eps)
+def enter(streams: mx.array, update: Update | None, fn: Linear, scale: mx.array, base: mx.array, norm: mx.array,
+          config: Config) -> tuple[mx.array, mx.array, mx.array, mx.array]:
+    """Streams [T, 4, D] and the update they still lack, to a half layer's input x [T, D], normalised; the streams
+    with the update; and post and m of this half layer's own update."""
+    c = config
+    streams, sums = ops.hyper_mix(streams, fn.weight, update)
+    x, post, m = ops.hyper_enter(streams, sums, scale, base, norm, c.hc_sinkhorn_iters, c.hc_eps, c.rms_norm_eps)
+    return x, streams, post, m
+
+
+def leave(streams: mx.array, update: Update | None, fn: Linear, scale: mx.array, base: mx.array, norm: mx.array,
+          config: Config) -> mx.array:
+    """Streams and the update they still lack to the output matrix's input [T, D], normalised: no Sinkhorn here."""
+    streams, sums = ops.hyper_mix(streams, fn.weight, update)
+    return ops.hyper_leave(streams, sums, scale, base, norm, config.hc_eps, config.rms_norm_eps)

@@ -1,7 +1,6 @@
-"""Which compressed rows a token may look at, on layers of ratio 4."""
+"""Which compressed rows each query attends to, on the layers of ratio 4."""
 import mlx.core as mx
 import mlx.nn as nn
-import numpy as np
 
 from ds4mlx import ops
 from ds4mlx.models.deepseek_v4.compressor import Compressor
@@ -9,7 +8,7 @@ from ds4mlx.models.deepseek_v4.config import Config
 from ds4mlx.models.deepseek_v4.layers import Chunk, Linear
 from ds4mlx.models.deepseek_v4.state import Rounding
 
-SCORE_FLOATS = 1 << 24  # of [tokens, heads, rows] at once: 64 MiB, whatever the context
+SCORE_FLOATS = 1 << 24  # of [tokens, rows] at once: 64 MiB, whatever the context
 
 
 class Indexer(nn.Module):
@@ -18,31 +17,23 @@ class Indexer(nn.Module):
     def __init__(self, config: Config, rounding: Rounding) -> None:
         super().__init__()
         self.wq_b, self.weights_proj = Linear(), Linear()
-        self.compressor = Compressor(config, 4, config.index_head_dim, rounding.indexer)
+        self.packed = rounding == "official"
+        self.compressor = Compressor(config, 4, config.index_head_dim, "fp4" if self.packed else None)
         self.heads, self.width, self.k = config.index_n_heads, config.index_head_dim, config.index_topk
-        self.rounding = rounding
 
-    def queries(self, qr: mx.array, x: mx.array, chunk: Chunk) -> tuple[mx.array, mx.array]:
-        """q [T, heads, width], rotated and rounded as the rows are, and the weight of each head [T, heads]."""
-        cos, sin = chunk.tables(compressed=True)
-        q = ops.rope_tail(self.wq_b(qr).reshape(-1, self.heads, self.width), cos, sin)
-        return self.rounding.indexer(q), self.weights_proj(x) * (self.width * self.heads) ** -0.5
+    def select(self, q: mx.array, weight: mx.array, tables: tuple[mx.array, mx.array], chunk: Chunk,
+               rows: mx.array) -> mx.array:
+        """The k rows of each query, ascending, i32 [T, k]; where fewer are visible, hidden ones fill the rest.
 
-    def select(self, q: mx.array, weight: mx.array, rows: mx.array, visible: np.ndarray) -> mx.array:
-        """The k rows of each query, ascending, [T, k] i32; where fewer are visible, hidden ones fill the rest.
-
-        q, weight as from `queries`; rows [C, width], C > k; visible [T]: query t sees rows below visible[t].
+        q [T, heads width] and weight [T, heads] are products of wq_b and weights_proj; rows [C > k, row].
         """
-        tokens = max(1, SCORE_FLOATS // (self.heads * rows.shape[0]))
+        q = ops.index_queries(q.reshape(chunk.size, self.heads, self.width), *tables, self.packed)
+        scale = (self.width * self.heads) ** -0.5
+        tokens = max(1, SCORE_FLOATS // rows.shape[0])
         parts = []
-        for t in range(0, q.shape[0], tokens):
-            parts.append(self._select(q[t:t + tokens], weight[t:t + tokens], rows, visible[t:t + tokens]))
-            if tokens < q.shape[0]:
+        for t in range(0, chunk.size, tokens):
+            scores = ops.index_scores(q[t:t + tokens], weight[t:t + tokens], rows, scale)
+            parts.append(ops.select_rows(scores, chunk.start + t, 4, self.k))
+            if tokens < chunk.size:
                 mx.eval(parts[-1])  # or the scores of several parts would be alive at once
-        return mx.concatenate(parts)
-
-    def _select(self, q: mx.array, weight: mx.array, rows: mx.array, visible: np.ndarray) -> mx.array:
-        scores = ops.index_scores(q, weight, rows)
-        seen = mx.arange(rows.shape[0]) < mx.array(visible)[:, None]
-        return ops.top_k(mx.where(seen, scores, -mx.inf), self.k)
-
+        return parts[0] if len(parts) == 1 else mx.concatenate(parts)

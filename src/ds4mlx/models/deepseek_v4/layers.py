@@ -1,5 +1,5 @@
-"""The three things every part of the graph needs: a product with file blocks, a norm, and the chunk at hand."""
-from dataclasses import dataclass
+"""The two things every part of the graph needs: a product with file blocks, and the chunk at hand."""
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import mlx.core as mx
@@ -22,17 +22,13 @@ class Linear(nn.Module):
         return ops.dense_matmul(x, self.weight, groups)
 
 
-def rms(x: mx.array, eps: float, weight: mx.array | None = None) -> mx.array:
-    """x / sqrt(mean(x^2, last axis) + eps), times weight if given."""
-    return mx.fast.rms_norm(x, weight, eps)
-
-
 @dataclass(frozen=True)
 class Chunk:
     """T consecutive tokens on their way through the layers: ids i32 [T] at positions start … start + T - 1."""
     config: Config
     ids: mx.array
     start: int
+    _groups: dict[int, tuple[mx.array, mx.array]] = field(default_factory=dict, repr=False)
 
     @property
     def size(self) -> int:
@@ -48,12 +44,19 @@ class Chunk:
 
     @cached_property
     def _plain(self) -> tuple[mx.array, mx.array]:
-        return self._tables(False)
+        return self._tables(np.arange(self.start, self.end), False)
 
     @cached_property
     def _compressed(self) -> tuple[mx.array, mx.array]:
-        return self._tables(True)
+        return self._tables(np.arange(self.start, self.end), True)
 
-    def _tables(self, compressed: bool) -> tuple[mx.array, mx.array]:
-        cos, sin = rope.tables(np.arange(self.start, self.end), rope.frequencies(self.config, compressed))
+    def group_tables(self, ratio: int) -> tuple[mx.array, mx.array]:
+        """The same of the first positions of the groups of `ratio` tokens that the chunk completes."""
+        if ratio not in self._groups:
+            groups = np.arange(self.start // ratio, self.end // ratio)
+            self._groups[ratio] = self._tables(groups * ratio, True)
+        return self._groups[ratio]
+
+    def _tables(self, positions: np.ndarray, compressed: bool) -> tuple[mx.array, mx.array]:
+        cos, sin = rope.tables(positions, rope.frequencies(self.config, compressed))
         return mx.array(cos), mx.array(sin)

@@ -7,33 +7,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 import mlx.core as mx
+import numpy as np
 
-from ds4mlx import ops
+from ds4mlx.models.deepseek_v4 import schema
 from ds4mlx.models.deepseek_v4.config import Config
 
-RoundingKind = Literal["official", "none"]
+Rounding = Literal["official", "none"]  # of rows before they are stored: the model's own FP8 and FP4, or none
+Packing = Literal["fp8", "fp4"]
 GROW_ROWS = 256  # smallest step in which a buffer of rows grows
-
-
-@dataclass(frozen=True)
-class Rounding:
-    """What happens to a row between rotation and store. "official": the model's own FP8 and FP4; "none": nothing.
-
-    Rows are held in `dtype`. float16 keeps every FP8 and FP4 value; of the rotary tail it keeps 11 bits, as ds4 does.
-    """
-    kind: RoundingKind
-    rope_dims: int
-    dtype: mx.Dtype
-
-    @classmethod
-    def of(cls, config: Config, kind: RoundingKind, dtype: mx.Dtype | None = None) -> "Rounding":
-        return cls(kind, config.qk_rope_head_dim, dtype or (mx.float16 if kind == "official" else mx.float32))
-
-    def attention(self, row: mx.array) -> mx.array:
-        return (ops.fp8_round(row, self.rope_dims) if self.kind == "official" else row).astype(self.dtype)
-
-    def indexer(self, v: mx.array) -> mx.array:
-        return (ops.fp4_round(v) if self.kind == "official" else v).astype(self.dtype)
 
 
 class Rows:
@@ -42,9 +23,9 @@ class Rows:
 
     __slots__ = ("count", "most", "_buffer")
 
-    def __init__(self, width: int, dtype: mx.Dtype, most: int | None = None) -> None:
+    def __init__(self, row: schema.Row, most: int | None = None) -> None:
         self.count, self.most = 0, most
-        self._buffer = mx.zeros((0, width), dtype)
+        self._buffer = no_rows(row)
 
     def append(self, rows: mx.array) -> None:
         end = self.count + rows.shape[0]
@@ -55,7 +36,7 @@ class Rows:
                 size = max(end, min(size, self.most))
             fresh = mx.zeros((size - self.count, self._buffer.shape[1]), self._buffer.dtype)
             self._buffer = mx.concatenate([self._buffer[:self.count], fresh])
-        self._buffer[self.count:end] = rows.astype(self._buffer.dtype)
+        self._buffer[self.count:end] = rows
         self.count = end
 
     def view(self, count: int | None = None) -> mx.array:
@@ -67,16 +48,19 @@ class Rows:
         return self._buffer
 
 
+def no_rows(row: schema.Row) -> mx.array:
+    return mx.zeros((0, row.width), mx.uint8 if row.dtype == np.uint8 else mx.float32)
+
+
 class CompressorState:
-    """Rows made so far, and k, s f32 of the tokens still needed: the open group's, and for ratio 4 also those of the
-    group before, of which only the carry halves are read again."""
+    """Rows made so far, and the frontier f32 [n, 2, columns]: k and s of the tokens still needed, the open group's, and
+    for ratio 4 also those of the group before, of which only the carry halves are read again."""
 
-    __slots__ = ("rows", "k", "s")
+    __slots__ = ("rows", "frontier")
 
-    def __init__(self, ratio: int, width: int, dtype: mx.Dtype, context: int | None) -> None:
-        wide = width * 2 if ratio == 4 else width
-        self.rows = Rows(width, dtype, None if context is None else context // ratio)
-        self.k, self.s = mx.zeros((0, wide)), mx.zeros((0, wide))
+    def __init__(self, ratio: int, width: int, row: schema.Row, context: int | None) -> None:
+        self.rows = Rows(row, None if context is None else context // ratio)
+        self.frontier = mx.zeros((0, 2, width * 2 if ratio == 4 else width))
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +68,7 @@ class LayerMark:
     """What a layer needs to be at an earlier length again: references, and counts of its append-only rows."""
     offset: int
     window: mx.array
-    frontiers: tuple[tuple[int, mx.array, mx.array], ...]
+    frontiers: tuple[tuple[int, mx.array], ...]
 
 
 class LayerState:
@@ -96,28 +80,30 @@ class LayerState:
     def __init__(self, config: Config, layer: int, rounding: Rounding, context: int | None = None) -> None:
         self.ratio = config.compress_ratios[layer]
         self.offset = 0                                                       # tokens taken in
-        self.window = mx.zeros((0, config.head_dim), rounding.dtype)          # the last sliding_window raw rows
+        row = schema.attention_row(config, rounding == "official")
+        self.window = no_rows(row)                                            # the last sliding_window raw rows
         self.compressed = self.index = None
         if self.ratio:
-            self.compressed = CompressorState(self.ratio, config.head_dim, rounding.dtype, context)
+            self.compressed = CompressorState(self.ratio, config.head_dim, row, context)
         if self.ratio == 4:
-            self.index = CompressorState(4, config.index_head_dim, rounding.dtype, context)
+            self.index = CompressorState(4, config.index_head_dim, schema.index_row(config, rounding == "official"),
+                                         context)
 
     def compressors(self) -> list[CompressorState]:
         return [c for c in (self.compressed, self.index) if c is not None]
 
     def mark(self) -> LayerMark:
-        return LayerMark(self.offset, self.window, tuple((c.rows.count, c.k, c.s) for c in self.compressors()))
+        return LayerMark(self.offset, self.window, tuple((c.rows.count, c.frontier) for c in self.compressors()))
 
     def rewind(self, mark: LayerMark) -> None:
         self.offset, self.window = mark.offset, mark.window
-        for c, (count, k, s) in zip(self.compressors(), mark.frontiers, strict=True):
-            c.rows.count, c.k, c.s = count, k, s
+        for c, (count, frontier) in zip(self.compressors(), mark.frontiers, strict=True):
+            c.rows.count, c.frontier = count, frontier
 
     @property
     def state(self) -> list[mx.array]:
         """All arrays, for mx.eval: evaluated every step, so that no graph and no old buffer stays alive."""
-        return [self.window] + [a for c in self.compressors() for a in (c.rows.buffer, c.k, c.s)]
+        return [self.window] + [a for c in self.compressors() for a in (c.rows.buffer, c.frontier)]
 
     @property
     def nbytes(self) -> int:

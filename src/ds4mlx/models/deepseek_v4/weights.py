@@ -11,7 +11,7 @@ from ds4mlx.models.deepseek_v4 import names
 from ds4mlx.models.deepseek_v4.config import Config
 from ds4mlx.models.deepseek_v4.graph import Model
 from ds4mlx.models.deepseek_v4.layers import Linear
-from ds4mlx.models.deepseek_v4.state import RoundingKind
+from ds4mlx.models.deepseek_v4.state import Rounding
 from ds4mlx.ops import Blocks, device
 
 # Stacks of which a chunk touches little: on the CPU they stay in the mapped file.
@@ -19,13 +19,13 @@ SPARSE = ("embed", "experts_w1", "experts_w2", "experts_w3")
 METAL_PAGE = 16384
 
 
-def load(file: GGUF, config: Config, kv_round: RoundingKind = "official", row_dtype: mx.Dtype | None = None) -> Model:
+def load(file: GGUF, config: Config, kv_round: Rounding = "official") -> Model:
     """The model of a file that `names.validate` has accepted. Keep `file` open as long as the model lives.
 
     Matrices stay in their blocks; norms, biases and tables become float32 or int32 arrays. Tensors that share their
     bytes in the file share them in memory.
     """
-    model = Model(config, kv_round, row_dtype)
+    model = Model(config, kv_round)
     loaded: dict[tuple[int, str, tuple[int, ...]], Blocks] = {}
     for name, expected in names.expected_tensors(config).items():
         info = file.tensors[name]
