@@ -123,6 +123,12 @@ def test_prefill_in_halves(case, tokens, implementation):
     np.testing.assert_allclose(c.run(), spelled_out(c), atol=HALVES)
 
 
+def test_a_query_as_small_as_eps(case, implementation):
+    c = case(2, 40)
+    c = c._replace(q=c.q * np.float32(1e-3))   # its mean square is EPS, so it comes to 0.7 of unit size
+    np.testing.assert_allclose(c.run(), spelled_out(c), atol=ROUNDED)
+
+
 @pytest.mark.parametrize("sink", [80.0, -1e30])
 def test_a_sink_takes_all_or_nothing(case, sink, implementation):
     c = case(2, 150, 4)._replace(sink=np.full(4, sink, np.float32))
