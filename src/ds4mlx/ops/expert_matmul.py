@@ -1,14 +1,24 @@
 """The experts: gate and up with SwiGLU, then down, for those that a chunk selects and for the shared one."""
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Self
 
 import mlx.core as mx
 import numpy as np
 
+from ds4mlx.gguf.blocks import BLOCK_TYPES
 from ds4mlx.ops import native
 from ds4mlx.ops.dense_matmul import dense_matmul
 from ds4mlx.ops.dequantize import dequantize
-from ds4mlx.ops.dispatch import pick
+from ds4mlx.ops.dispatch import exact, pick
+from ds4mlx.ops.kernel import kernel
 from ds4mlx.ops.weights import Blocks
+
+DECODE_TOKENS = 8  # at most
+THREADS = 128    # of a threadgroup
+TILE_ROWS = 64   # of a matrix
+RUN = 32         # weights that kernels decode together; rows of F16 and F32 may have a rest, in no model
+GATE_UP = ("gate", "up", "shared_gate", "shared_up", "limit", "tokens")  # inputs of both forms
 
 Product = Callable[[mx.array, Blocks, int], mx.array]
 
@@ -31,7 +41,8 @@ def expert_gate_up(x: mx.array, selected: mx.array, weight: mx.array, gate: Bloc
     _same("expert_gate_up", gate, up)
     if shared:
         _same("expert_gate_up, shared", *shared)
-    return pick(gate_up_reference, native=gate_up_cpu)(x, selected, weight, gate, up, limit, shared)
+    metal = gate_up_metal if x.shape[1] % RUN == 0 else None
+    return pick(gate_up_reference, metal=metal, native=gate_up_cpu)(x, selected, weight, gate, up, limit, shared)
 
 
 def expert_down(mid: mx.array, selected: mx.array, down: Blocks, shared: Blocks | None = None) -> mx.array:
@@ -44,7 +55,8 @@ def expert_down(mid: mx.array, selected: mx.array, down: Blocks, shared: Blocks 
     if mid.shape[1] != slots:
         raise ValueError(f"expert_down: mid {mid.shape} for {slots} slots, selected {selected.shape}, shared: "
                          f"{shared is not None}")
-    return pick(down_reference, native=down_cpu)(mid, selected, down, shared)
+    metal = down_metal if mid.shape[2] % RUN == 0 else None
+    return pick(down_reference, metal=metal, native=down_cpu)(mid, selected, down, shared)
 
 
 def _same(op: str, gate: Blocks, up: Blocks) -> None:
@@ -82,6 +94,89 @@ def gate_up_cpu(x, selected, weight, gate, up, limit, shared):
 def down_cpu(mid, selected, down, shared):
     last = (shared.host(), shared.kind) if shared else None
     return mx.array(native.down(native.array(mid), np.array(selected), down.host(), down.kind, last))
+
+
+def gate_up_metal(x, selected, weight, gate, up, limit, shared):
+    (T, S), (_, F, _), D = selected.shape, gate.shape, x.shape[1]
+    common = shared is not None
+    last_gate, last_up = shared or (gate, up)  # never read where there is none
+    weights = [gate.raw, up.raw, last_gate.raw, last_up.raw, float(limit), T]
+    template = [*_sizes(gate, last_gate, S, common), ("D", D), ("F", F)]
+    out = [((T, S + common, F), mx.float32)]
+    if T <= DECODE_TOKENS:
+        split = Split.of(T, F)
+        launch = kernel("expert_matmul", "gate_up", ("x", "selected", "weight", *GATE_UP), ("mid",))
+        (mid,) = launch([x, selected, weight, *weights], out, (split.groups, T * S + common, 1), (THREADS, 1, 1),
+                        [*template, ("ROWS", split.rows), ("M", split.most)])
+        return mid
+    tiles = Tiles.of(selected, gate.shape[0])
+    launch = kernel("expert_matmul", "gate_up_tiles", ("x", "order", "table", "weight", *GATE_UP, "tiles"), ("mid",))
+    (mid,) = launch([x, tiles.order, tiles.table, weight, *weights, tiles.most], out,
+                    (tiles.most + common * tiles.shared, -(-F // (TILE_ROWS // 2)), 1), (THREADS, 1, 1),
+                    [*template, *tiles.template])
+    return mid
+
+
+def down_metal(mid, selected, down, shared):
+    (T, S), (_, D, _), F = selected.shape, down.shape, mid.shape[2]
+    common, last = shared is not None, shared or down
+    template = [*_sizes(down, last, S, common), ("D", D), ("F", F)]
+    if T <= DECODE_TOKENS:
+        split = Split.of(T, D)
+        launch = kernel("expert_matmul", "down", ("mid", "selected", "down", "shared", "tokens"), ("y",))
+        (y,) = launch([mid, selected, down.raw, last.raw, T], [((T, D), mx.float32)], (split.groups, 1, 1),
+                      (THREADS, 1, 1), [*template, ("ROWS", split.rows), ("M", split.most)])
+        return y
+    tiles = Tiles.of(selected, down.shape[0])
+    launch = kernel("expert_matmul", "down_tiles", ("mid", "order", "table", "down", "shared", "tokens", "tiles"),
+                    ("parts",))
+    (parts,) = launch([mid, tiles.order, tiles.table, down.raw, last.raw, T, tiles.most],
+                      [((T, S + common, D), mx.float32)],
+                      (tiles.most + common * tiles.shared, -(-D // TILE_ROWS), 1), (THREADS, 1, 1),
+                      [*template, *tiles.template])
+    (y,) = kernel("expert_matmul", "add_slots", ("parts", "tokens"), ("y",))(
+        [parts, T], [((T, D), mx.float32)], (-(-T * D // 256), 1, 1), (256, 1, 1), [("D", D), ("WIDTH", S + common)])
+    return y
+
+
+def _sizes(routed: Blocks, shared: Blocks, slots: int, common: bool) -> list[tuple[str, int]]:
+    return [("KIND", BLOCK_TYPES[routed.kind].type_id), ("SHARED_KIND", BLOCK_TYPES[shared.kind].type_id),
+            ("SLOTS", slots), ("SHARED", int(common))]
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """How decode shares out the rows of a matrix: `rows` of them to a simdgroup, for up to `most` tokens."""
+    most: int
+    rows: int
+    groups: int
+
+    @classmethod
+    def of(cls, tokens: int, rows: int) -> Self:
+        most = 1 << (tokens - 1).bit_length()
+        each = 4 if most <= 2 else 2  # registers hold a sum for each row and token
+        return cls(most, each, -(-rows // (each * THREADS // 32)))
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """A chunk's pairs, sorted by expert and cut into tiles (`group` in the kernels' file)."""
+    order: mx.array    # i32 [pairs]: the pairs of an expert follow one another, in ascending order
+    table: mx.array    # i32 [most, 3]: expert, first place in `order`, how many pairs; 0 of them past the last tile
+    most: int          # tiles there can be: which experts are chosen is known on the device alone
+    shared: int        # tiles of all tokens in turn, for the shared expert
+    template: list[tuple[str, int | mx.Dtype]]
+
+    @classmethod
+    def of(cls, selected: mx.array, experts: int) -> Self:
+        (T, _), pairs = selected.shape, selected.size
+        size = 64 if pairs > 24 * experts else 32  # few experts should need a second tile: it decodes again
+        most = pairs // size + min(experts, pairs)
+        order, table = kernel("expert_matmul", "group", ("selected", "pairs", "tiles"), ("order", "table"))(
+            [selected, pairs, most], [((pairs,), mx.int32), ((most, 3), mx.int32)], (1, 1, 1),
+            (min(-(-experts // 32) * 32, 1024), 1, 1), [("E", experts), ("TILE", size)])
+        real = mx.float32 if exact() else mx.float16
+        return cls(order, table, most, -(-T // size), [("S", real), ("BM", size)])
 
 
 def _by_expert(selected: mx.array) -> list[tuple[int, np.ndarray]]:
