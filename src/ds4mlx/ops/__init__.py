@@ -1,5 +1,5 @@
 """One file an op: what it computes, its checks, the reference in plain MLX, and the choice of implementation."""
-from ds4mlx.ops.attend import attend, attention
+from ds4mlx.ops.attend import attention
 from ds4mlx.ops.compress import compress, compress_step
 from ds4mlx.ops.dense_matmul import dense_matmul, dense_matmuls
 from ds4mlx.ops.dequantize import dequantize
@@ -14,7 +14,7 @@ from ds4mlx.ops.route import route
 from ds4mlx.ops.sample import sample
 from ds4mlx.ops.weights import Blocks
 
-__all__ = ["Blocks", "attend", "attention", "compress", "compress_step", "dense_matmul", "dense_matmuls", "dequantize",
+__all__ = ["Blocks", "attention", "compress", "compress_step", "dense_matmul", "dense_matmuls", "dequantize",
            "device", "expert_down", "expert_gate_up", "fp4_pack", "fp4_round", "fp4_unpack", "fp8_pack", "fp8_round",
            "fp8_unpack", "hyper_enter", "hyper_head", "hyper_leave", "hyper_mix", "hyper_post", "hyper_pre",
            "index_queries", "index_scores", "latent", "only", "pack_bytes", "rope_tail", "route", "sample",

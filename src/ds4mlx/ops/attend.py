@@ -57,7 +57,7 @@ def reference(q, cos, sin, window, start, rows, chosen, ratio, sink, width, eps)
         p = np.arange(first, int(t[-1]) + 1)
         window_mask = mx.array((p <= t[:, None]) & (p > t[:, None] - width))
         seen, rows_mask = _visible_rows(rows, None if chosen is None else chosen[block], visible[block], D, tail)
-        parts.append(masked(q[block], window[first - base:int(t[-1]) + 1 - base], window_mask, seen, rows_mask, sink))
+        parts.append(_attend(q[block], window[first - base:int(t[-1]) + 1 - base], window_mask, seen, rows_mask, sink))
         if T > QUERY_BLOCK:
             mx.eval(parts[-1])  # or the keys and scores of several blocks would be alive at once
     o = parts[0] if len(parts) == 1 else mx.concatenate(parts)
@@ -121,19 +121,17 @@ def _unpacked(rows: mx.array, D: int, tail: int) -> mx.array:
     return fp8_unpack(rows, D, tail) if rows.dtype == mx.uint8 else rows.astype(mx.float32)
 
 
-def masked(q: mx.array, window: mx.array, window_mask: mx.array, rows: mx.array | None, rows_mask: mx.array | None,
-           sink: mx.array) -> mx.array:
+def _attend(q: mx.array, window: mx.array, window_mask: mx.array, rows: mx.array | None, rows_mask: mx.array | None,
+            sink: mx.array) -> mx.array:
     """The softmax and the sums, of queries that are ready.
 
     q [T, H, D]; window [R, D] with window_mask [T, R], True where visible; rows either [C, D] for all queries or
     [T, C, D], each query's own, with rows_mask [T, C]; None without compressed rows. Returns [T, H, D] f32.
     """
     T, H, D = q.shape
-    q = q.astype(mx.float32) * D ** -0.5
-    window = window.astype(mx.float32)
+    q = q * D ** -0.5
     z = mx.where(window_mask[:, None], q @ window.T, -mx.inf)                   # [T, H, R]
     if rows is not None:
-        rows = rows.astype(mx.float32)
         z_rows = q @ rows.swapaxes(-1, -2)                                      # [T, H, C] for both forms of rows
         z = mx.concatenate([z, mx.where(rows_mask[:, None], z_rows, -mx.inf)], axis=-1)
     z = mx.concatenate([z, mx.broadcast_to(sink.reshape(1, H, 1), (T, H, 1))], axis=-1)
@@ -142,9 +140,3 @@ def masked(q: mx.array, window: mx.array, window_mask: mx.array, rows: mx.array 
     if rows is not None:
         o = o + p[..., window.shape[0]:-1] @ rows
     return o
-
-
-def attend(q: mx.array, window: mx.array, window_mask: mx.array, rows: mx.array | None, rows_mask: mx.array | None,
-           sink: mx.array) -> mx.array:
-    """`masked`, as an op of its own."""
-    return pick(masked)(q, window, window_mask, rows, rows_mask, sink)
