@@ -87,6 +87,14 @@ def test_extreme_scales(kind, scales, scale, tokens, way, random_blocks, rng):
     assert_near(native.matmul(x, raw, kind, **way), product(x, raw, kind))
 
 
+@pytest.mark.parametrize("scale", [np.inf, -np.inf, np.nan])
+def test_a_damaged_scale_shows_in_the_result(scale, way):
+    raw = np.ones((2, 34), np.uint8)
+    raw[1, :2] = np.frombuffer(np.float16(scale).tobytes(), np.uint8)
+    y = native.matmul(np.ones((1, 32), np.float32), raw, "Q8_0", **way)
+    assert np.isfinite(y[0, 0]) and np.array_equal(y[0, 1], np.float32(scale), equal_nan=True)
+
+
 @pytest.mark.parametrize("exponent", [0, 1, 2, 254])
 @pytest.mark.parametrize("tokens", [1, 9])
 def test_extreme_exponents(exponent, tokens, way, random_blocks, rng):

@@ -230,8 +230,8 @@ int ds4mlx_matmul(const Runner* with, const Stack* w, const float* x, size_t tok
     return 0;
 }
 
-// mid[t, s, f] = weight[t, s] silu(min(g, limit)) clamp(u, -limit, limit), g and u the products of x[t] with gate and up
-// of expert selected[t, s]. x [T, K] f32; selected i32 and weight f32 [T, S]; mid [T, S, F] f32, a token's slots
+// mid[t, s, f] = weight[t, s] silu(min(g, limit)) clamp(u, -limit, limit), g and u the products of x[t] with gate and
+// up of expert selected[t, s]. x [T, K] f32; selected i32 and weight f32 [T, S]; mid [T, S, F] f32, a token's slots
 // `token_slots` apart from the next one's.
 int ds4mlx_gate_up(const Runner* with, const Stack* gate, const Stack* up, const float* x, size_t tokens, size_t slots,
                    const int32_t* selected, const float* weight, float limit, float* mid, size_t token_slots) {

@@ -201,8 +201,9 @@ def _numpy_matmul(x: np.ndarray, stack: np.ndarray, kind: str) -> np.ndarray:
 
     def slab(at: tuple[int, int]) -> None:
         part, start = at
-        end = min(start + rows, size)
-        np.matmul(x[:, part], dequantize(stack[part, start:end], kind).T, out=y[:, part * size + start:part * size + end])
+        w = dequantize(stack[part, start:start + rows], kind)
+        first = part * size + start
+        np.matmul(x[:, part], w.T, out=y[:, first:first + len(w)])
 
     places = [(part, start) for part in range(parts) for start in range(0, size, rows)]
     for _ in _threads().map(slab, places) if len(places) > 1 else map(slab, places):

@@ -7,7 +7,7 @@
 //   sum sum4                            of the lanes of one V; of four, to four neighbouring floats
 //   signed8 codes8 bits<shift, mask>    8 bytes to lanes; a bit field of each code, as floats
 //   half halves bhalves                 an f16; 8 f16; 8 bf16
-//   MOST_DOTS                           tokens, 1 or 4, up to which decoding for each product beats writing weights down
+//   MOST_DOTS                           tokens, 1 or 4, that are multiplied with while a weight is in a register
 //   fp4                                 16 bytes to 32 E2M1 numbers, doubled: low nibbles first, then high ones
 #pragma once
 #include <cstdint>
@@ -23,6 +23,12 @@
 
 #define INLINED inline __attribute__((always_inline))
 #define INLINE static INLINED
+
+INLINE float of_bits(uint32_t word) {
+    float value;
+    memcpy(&value, &word, sizeof value);
+    return value;
+}
 
 // 2 x E2M1 by code. Doubled, they are integers.
 alignas(16) static const int8_t FP4_DOUBLED[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
@@ -54,7 +60,15 @@ INLINE V all(float a) { return each([=](int) { return a; }); }
 INLINE V add(V a, V b) { return each([&](int i) { return a.lane[i] + b.lane[i]; }); }
 INLINE V mul(V a, V b) { return each([&](int i) { return a.lane[i] * b.lane[i]; }); }
 INLINE V fma(V a, V b, V c) { return each([&](int i) { return a.lane[i] * b.lane[i] + c.lane[i]; }); }
-INLINE V flip(V a, const uint32_t* p) { return each([&](int i) { return p[i] ? -a.lane[i] : a.lane[i]; }); }
+
+INLINE V flip(V a, const uint32_t* p) {
+    uint32_t words[8];
+    memcpy(words, a.lane, sizeof words);
+    for (int i = 0; i < 8; i++) words[i] ^= p[i];
+    memcpy(a.lane, words, sizeof words);
+    return a;
+}
+
 
 INLINE float sum(V a) {
     for (int half = 4; half; half /= 2)
@@ -79,24 +93,15 @@ template <int shift, int mask> INLINE V bits(Codes c) {
 }
 
 INLINE float half(const uint8_t* p) {
-    const uint32_t h = p[0] | uint32_t(p[1]) << 8, exponent = h >> 10 & 31, fraction = h & 1023;
-    float value = float(fraction) * 0x1p-24f;
-    if (exponent) {
-        const uint32_t word = (exponent == 31 ? 255 : exponent + 112) << 23 | fraction << 13;
-        memcpy(&value, &word, sizeof value);
-    }
-    return h >> 15 ? -value : value;
+    const uint32_t h = p[0] | uint32_t(p[1]) << 8, word = (h & 0x7fff) << 13, sign = (h & 0x8000) << 16;
+    const float finite = of_bits(word | sign) * 0x1p112f;  // exponents differ by 112: right for subnormal numbers too
+    return (h & 0x7c00) == 0x7c00 ? of_bits(word | sign | 0x7f800000) : finite;
 }
 
 INLINE V halves(const uint8_t* p) { return each([=](int i) { return half(p + 2 * i); }); }
 
 INLINE V bhalves(const uint8_t* p) {
-    return each([=](int i) {
-        const uint32_t word = uint32_t(p[2 * i] | p[2 * i + 1] << 8) << 16;
-        float value;
-        memcpy(&value, &word, sizeof value);
-        return value;
-    });
+    return each([=](int i) { return of_bits(uint32_t(p[2 * i] | p[2 * i + 1] << 8) << 16); });
 }
 
 INLINE void fp4(const uint8_t* p, V out[4]) {
@@ -207,7 +212,9 @@ template <int shift, int mask> INLINE float32x4_t bits4(uint32x4_t c) {
     return vcvtq_f32_u32(vandq_u32(c, vdupq_n_u32(mask)));
 }
 
-template <int shift, int mask> INLINE V bits(Codes c) { return {bits4<shift, mask>(c.low), bits4<shift, mask>(c.high)}; }
+template <int shift, int mask> INLINE V bits(Codes c) {
+    return {bits4<shift, mask>(c.low), bits4<shift, mask>(c.high)};
+}
 
 INLINE uint16x4_t words4(const uint8_t* p) { return vreinterpret_u16_u8(vld1_u8(p)); }
 INLINE float32x4_t halves4(const uint8_t* p) { return vcvt_f32_f16(vreinterpret_f16_u16(words4(p))); }

@@ -45,12 +45,10 @@ struct MXFP4 {
     static constexpr size_t weights = 32, bytes = 17;
     template <class Use> INLINE void unpack(const uint8_t* b, size_t k, Use& use) {
         // 2^(e - 128) from its bits, the codes being doubled; below e = 2 it is a subnormal number.
-        const uint32_t e = b[0], power = e > 1 ? (e - 1) << 23 : 1u << (21 + e);
-        float scale;
-        memcpy(&scale, &power, sizeof scale);
+        const uint32_t e = b[0];
         V w[4];
         fp4(b + 1, w);
-        use(k, scale, w[0], w[1], w[2], w[3]);
+        use(k, of_bits(e > 1 ? (e - 1) << 23 : 1u << (21 + e)), w[0], w[1], w[2], w[3]);
     }
 };
 
