@@ -28,8 +28,8 @@ inline void load_weights(const device uint8_t* fn, uint d, uint simdgroup, threa
     for (uint i = 0; i < rows_held<M>(); ++i) {
         uint row = simdgroup + MIXERS * i;
         for (uint n = 0; n < N; ++n) {
-            const device W* p = (const device W*)fn + (row * N + n) * D + d;
-            weights[i * N + n] = row < M && d < D ? float2(float(p[0]), float(p[1])) : float2(0.0f);
+            const device W* p = (const device W*)fn + (row * N + n) * D + d;  // d is even
+            weights[i * N + n] = row < M && d < D ? float2(*(const device vec<W, 2>*)p) : float2(0.0f);
         }
     }
 }
@@ -141,7 +141,7 @@ for (ulong t = start; t < min(start + uint(tokens), uint(T)); ++t) {
     for (uint i = 0; i < N; ++i) {
         before[i] = x[i];
     }
-    float2 added = d < D ? float2(y[t * D + d], y[t * D + d + 1]) : float2(0.0f);
+    float2 added = d < D ? *(const device float2*)(y + t * D + d) : float2(0.0f);
     for (uint j = 0; j < N; ++j) {
         x[j] = post[t * N + j] * added;
         for (uint i = 0; i < N; ++i) {
