@@ -1,6 +1,6 @@
 """How fast quantised weights are multiplied on this CPU: native.cpp in vectors and in plain C++, and NumPy's way.
 
-    python tests/bench/cpu_matmul.py [--kinds IQ2_XXS Q8_0 ...] [--tokens 1 4 175] [--rows 2048] [--width 4096] [--rounds 9]
+    python tests/bench/cpu_matmul.py [--kinds IQ2_XXS ...] [--tokens 1 4 175] [--rows 2048] [--width 4096] [--rounds 9]
 
 Prints G weights a second, of the best of the rounds, all ways in every round: times the number of tokens, that is
 multiply-adds. "core" divides by processor time, which other work on the machine changes least: the rate of one core.
