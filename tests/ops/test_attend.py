@@ -179,15 +179,15 @@ def test_long_histories_of_few_tokens_are_split(case, tokens, start, ratio, k, g
 def test_shapes_that_do_not_fit_are_refused(case):
     c = case(3, 20, 4, 2)
     for wrong in ({"cos": c.cos[:2]}, {"window": c.window[1:]}, {"start": 19}, {"window": c.window[:, 1:]},
-                  {"rows": c.rows[:, 1:]}, {"rows": None}, {"chosen": c.chosen[:2]}):
+                  {"rows": c.rows[:, 1:]}, {"rows": c.rows.astype(np.int32)}, {"rows": None}, {"chosen": c.chosen[:2]}):
         with pytest.raises(ValueError, match="attention"):
             c._replace(**wrong).run()
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("heads", [4, 64, 128])
+@pytest.mark.parametrize("heads", [4, 64])
 @pytest.mark.parametrize("exact", [True, False])
-@pytest.mark.parametrize("tokens", [1, 2, 3, 5, 8, 9, 33])
+@pytest.mark.parametrize("tokens", [1, 3, 8, 9, 17])
 def test_many_histories(case, tokens, exact, heads, emulated):
     for start, ratio, k in [(0, 4, 0), (95, 4, 12), (127, 128, 0), (128, 0, 0), (700, 4, 64), (3000, 4, 512),
                             (9000, 128, 0)]:

@@ -34,7 +34,7 @@ def attention(q: mx.array, cos: mx.array, sin: mx.array, window: mx.array, start
         raise ValueError(f"attention: q {q.shape} with {H} sinks and tables {cos.shape} from position {start} on needs "
                          f"{least} to {start + T} rows in its window, got {window.shape}")
     for keys in (window, rows):
-        if keys is not None and keys.shape[1] != (pack_bytes(D, R) if keys.dtype == mx.uint8 else D):
+        if keys is not None and keys.shape[1] != {mx.uint8: pack_bytes(D, R), mx.float32: D}.get(keys.dtype):
             raise ValueError(f"attention: rows {keys.shape} {keys.dtype} for heads of {D} channels, {R} of them rotary")
     if chosen is not None and (rows is None or chosen.shape[0] != T):
         raise ValueError(f"attention: choice {chosen.shape} for {T} tokens, of {0 if rows is None else len(rows)} rows")
@@ -47,8 +47,8 @@ def reference(q, cos, sin, window, start, rows, chosen, ratio, sink, width, eps)
     q = rope_tail(mx.fast.rms_norm(q.reshape(T, H, D), None, eps), cos, sin)
     window, base = _unpacked(window, D, tail), start + T - window.shape[0]      # position of the window's first row
     visible = (np.arange(start, start + T) + 1) // ratio if rows is not None and ratio else np.zeros(T, np.int64)
-    if chosen is None and visible[-1]:
-        rows = _unpacked(rows[:int(visible[-1])], D, tail)
+    if visible[-1] and (chosen is None or visible[-1] <= min(T, QUERY_BLOCK) * chosen.shape[1]):
+        rows = _unpacked(rows[:int(visible[-1])], D, tail)   # once, unless a block of queries chooses fewer
     parts = []
     for b in range(0, T, QUERY_BLOCK):
         block = slice(b, min(b + QUERY_BLOCK, T))
@@ -118,7 +118,7 @@ def _visible_rows(rows: mx.array | None, chosen: mx.array | None, visible: np.nd
 
 
 def _unpacked(rows: mx.array, D: int, tail: int) -> mx.array:
-    return fp8_unpack(rows, D, tail) if rows.dtype == mx.uint8 else rows.astype(mx.float32)
+    return fp8_unpack(rows, D, tail) if rows.dtype == mx.uint8 else rows
 
 
 def _attend(q: mx.array, window: mx.array, window_mask: mx.array, rows: mx.array | None, rows_mask: mx.array | None,
