@@ -168,7 +168,7 @@ unsigned msl_find(uintptr_t address, unsigned long bytes) {
     const Tally& t = msl_tallies[i];
     if (address >= t.lo && address - t.lo + bytes <= t.size) return i;
   }
-  msl_outside((const void*)address, bytes, (uint64_t)__builtin_return_address(0));
+  msl_outside((const void*)address, bytes, (uint64_t)__builtin_return_address(0) - 1);
   return 0;
 }
 
@@ -179,13 +179,13 @@ void msl_first_touch(Tally* t, uintptr_t sector, int way) {
 }
 
 void msl_check_device(Tally* t, uintptr_t address, unsigned long bytes, int way) {
-  uint64_t pc = (uint64_t)__builtin_return_address(0);
+  uint64_t pc = (uint64_t)__builtin_return_address(0) - 1;
   for (uintptr_t a = address; a < address + bytes; a++)
     check(t->cells[a - t->lo], (const void*)a, way, pc, kDevice);
 }
 
 void msl_check_group(uintptr_t address, unsigned long bytes, int way) {
-  uint64_t pc = (uint64_t)__builtin_return_address(0);
+  uint64_t pc = (uint64_t)__builtin_return_address(0) - 1;
   for (const Variable& v : variables)
     if (v.cells && address >= v.lo && address - v.lo + bytes <= v.size)
       for (uintptr_t a = address; a < address + bytes; a++)
