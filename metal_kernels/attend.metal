@@ -63,8 +63,8 @@ template <typename TILE> inline void take(thread simdgroup_matrix<TILE, 8, 8>* t
 }
 
 // What 64 channels add to the scores of 8 heads and 8 keys, stored a head a row.
-template <typename TILE> inline void score(const thread simdgroup_matrix<TILE, 8, 8>* query,
-                                           const thread simdgroup_matrix<TILE, 8, 8>* keys, threadgroup float* to) {
+template <typename TILE> inline void score(thread simdgroup_matrix<TILE, 8, 8>* query,
+                                           thread simdgroup_matrix<TILE, 8, 8>* keys, threadgroup float* to) {
     simdgroup_matrix<float, 8, 8> z = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
     UNROLL for (ushort c = 0; c < 8; ++c) {
         simdgroup_multiply_accumulate(z, keys[c], query[c], z);
@@ -84,7 +84,7 @@ inline void shrink(thread simdgroup_matrix<float, 8, 8>* sums, const threadgroup
 
 // sums [8 heads, 64 channels] += weights [8 heads, 8 keys] keys.
 template <typename TILE> inline void gather(thread simdgroup_matrix<float, 8, 8>* sums, const threadgroup TILE* weights,
-                                            const thread simdgroup_matrix<TILE, 8, 8>* keys) {
+                                            thread simdgroup_matrix<TILE, 8, 8>* keys) {
     simdgroup_matrix<TILE, 8, 8> w;
     simdgroup_load(w, weights, SCORE_PITCH);
     UNROLL for (ushort c = 0; c < 8; ++c) {
