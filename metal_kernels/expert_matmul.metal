@@ -1,9 +1,11 @@
 // Products with experts. Pair p = t SLOTS + s is token t's slot s. `mid` has WIDTH rows a token: one for each slot,
 // then one for the shared expert if there is one.
 //
-//   gate_up, down: decode, at most 8 tokens. An expert that several tokens select is read once.
+//   gate_up, down: decode, at most 8 tokens. The weights of an expert that several tokens select are read once, for all
+//     of them; what a token does not select costs it nothing.
 //   group, gate_up_tiles, down_tiles, add_slots: prefill. Pairs are sorted by expert; a tile (tiles.h) is up to BM
-//     pairs of one expert. The shared expert's tiles come after the others.
+//     pairs of one expert. Tiles of the shared expert, all tokens in turn, come last. Neighbouring threadgroups have
+//     the same tile and other rows: most experts have one tile, so vectors are what the cache can give again.
 
 #include "blocks.h"
 #include "matvec.h"
@@ -67,7 +69,7 @@ inline void rows_at(const device uint8_t* matrix, uint first, uint count, uint K
 // sums[0 ... ROWS M) of gate, then as many of up.
 template <int KIND, int ROWS, int M>
 inline void gate_up_products(const device uint8_t* gate, const device uint8_t* up, uint first, uint F, uint D,
-                             const device float* thread const* vectors, uint taken, uint lane,
+                             const device float* const thread* vectors, uint taken, uint lane,
                              const threadgroup ulong* codebook, thread float* sums) {
     const device uint8_t* rows[2 * ROWS];
     rows_at<KIND, ROWS>(gate, first, F, D, rows);
@@ -186,7 +188,7 @@ UNROLL for (uint r = 0; r < ROWS; ++r) {
     }
 }
 // ---- kernel gate_up_tiles
-// As gate_up. Threadgroup (x, y) does tile x with the 32 values from 32 y on: gate's rows and up's are a tile's two
+// As gate_up. Threadgroup (x, y) does tile y with the 32 values from 32 x on: gate's rows and up's are a tile's two
 // halves, so that simdgroups 2 h and 2 h + 1 hold what belongs together.
 const int CODED = KIND == KIND_IQ2_XXS ? KIND : SHARED_KIND, WIDTH = SLOTS + SHARED, HALF = TILE_ROWS / 2;
 uint index = thread_index_in_threadgroup, lane = thread_index_in_simdgroup, simd = simdgroup_index_in_threadgroup;
@@ -197,7 +199,7 @@ threadgroup float share[BM];
 threadgroup vec<S, 4> a[BM * Line<S>::quads];
 threadgroup vec<S, 4> b[TILE_ROWS * Line<S>::quads];
 threadgroup float strips[4 * 256];
-uint tile = threadgroup_position_in_grid.x, n = threadgroup_position_in_grid.y * HALF;
+uint tile = threadgroup_position_in_grid.y, n = threadgroup_position_in_grid.x * HALF;
 uint count = count_of<BM>(table, tile, tiles, tokens);
 if (count == 0) {
     return;
@@ -233,8 +235,8 @@ UNROLL for (uint band = 0; band < BM / 16; ++band) {
     threadgroup_barrier(mem_flags::mem_threadgroup);
 }
 // ---- kernel down_tiles
-// parts[t, s] = down[selected[t, s]] mid[t, s], and the same of the shared expert. Threadgroup (x, y) does tile x with
-// the 64 rows from 64 y on.
+// parts[t, s] = down[selected[t, s]] mid[t, s], and the same of the shared expert. Threadgroup (x, y) does tile y with
+// the 64 rows from 64 x on.
 const int CODED = KIND == KIND_IQ2_XXS ? KIND : SHARED_KIND, WIDTH = SLOTS + SHARED;
 uint index = thread_index_in_threadgroup, lane = thread_index_in_simdgroup, simd = simdgroup_index_in_threadgroup;
 threadgroup ulong codebook[CODED == KIND_IQ2_XXS ? 256 : 1];
@@ -242,7 +244,7 @@ threadgroup int list[BM];
 threadgroup vec<S, 4> a[BM * Line<S>::quads];
 threadgroup vec<S, 4> b[TILE_ROWS * Line<S>::quads];
 threadgroup float strips[4 * 256];
-uint tile = threadgroup_position_in_grid.x, n = threadgroup_position_in_grid.y * TILE_ROWS;
+uint tile = threadgroup_position_in_grid.y, n = threadgroup_position_in_grid.x * TILE_ROWS;
 uint count = count_of<BM>(table, tile, tiles, tokens);
 if (count == 0) {
     return;

@@ -4,7 +4,7 @@ import pytest
 
 from ds4mlx import ops
 from ds4mlx.gguf.dequant import dequantize
-from ds4mlx.metal_kernels.emulator import checking
+from ds4mlx.metal_kernels.emulator import checking, counting
 from ds4mlx.ops.expert_matmul import Tiles
 
 E, S, LIMIT = 5, 3, 1.5
@@ -28,14 +28,14 @@ def one_slot(x, gate, up):
 @pytest.fixture
 def gate_up(random_blocks, rng):
     """gate_up(kind, selected) -> what the op finds, and one token and slot after the other in float64."""
-    def run(kind, selected, weight=None, spread=0.01, rows=F):
+    def run(kind, selected, weight=None, spread=0.01, rows=F, shared="Q8_0"):
         x = rng.normal(0, spread, (len(selected), D)).astype(np.float32)
         weight = rng.random(selected.shape).astype(np.float32) if weight is None else weight
         gate, up = random_blocks(kind, E, rows, D), random_blocks(kind, E, rows, D)
-        last = random_blocks("Q8_0", rows, D), random_blocks("Q8_0", rows, D)
+        last = random_blocks(shared, rows, D), random_blocks(shared, rows, D)
         mid = ops.expert_gate_up(mx.array(x), mx.array(selected), mx.array(weight), ops.Blocks(gate, kind),
-                                 ops.Blocks(mx.array(up), kind), LIMIT, tuple(ops.Blocks(w, "Q8_0") for w in last))
-        gate, up, last = dequantize(gate, kind), dequantize(up, kind), [dequantize(w, "Q8_0") for w in last]
+                                 ops.Blocks(mx.array(up), kind), LIMIT, tuple(ops.Blocks(w, shared) for w in last))
+        gate, up, last = dequantize(gate, kind), dequantize(up, kind), [dequantize(w, shared) for w in last]
         return np.array(mid), np.array([
             [w * one_slot(row, gate[e], up[e]) for e, w in zip(*slots, strict=True)] + [one_slot(row, *last)]
             for row, *slots in zip(x, selected, weight, strict=True)])
@@ -45,11 +45,11 @@ def gate_up(random_blocks, rng):
 @pytest.fixture
 def down(random_blocks, rng):
     """down(kind, selected) -> what the op finds, and the sum over the slots in float64."""
-    def run(kind, selected, rows=D):
+    def run(kind, selected, rows=D, shared="Q8_0"):
         mid = rng.normal(size=(len(selected), S + 1, F)).astype(np.float32)
-        blocks, last = random_blocks(kind, E, rows, F), random_blocks("Q8_0", rows, F)
-        y = ops.expert_down(mx.array(mid), mx.array(selected), ops.Blocks(blocks, kind), ops.Blocks(last, "Q8_0"))
-        w, last = dequantize(blocks, kind).astype(np.float64), dequantize(last, "Q8_0").astype(np.float64)
+        blocks, last = random_blocks(kind, E, rows, F), random_blocks(shared, rows, F)
+        y = ops.expert_down(mx.array(mid), mx.array(selected), ops.Blocks(blocks, kind), ops.Blocks(last, shared))
+        w, last = dequantize(blocks, kind).astype(np.float64), dequantize(last, shared).astype(np.float64)
         return np.array(y), np.array([last @ m[S] + sum(w[e] @ m[s] for s, e in enumerate(experts))
                                       for experts, m in zip(selected, mid, strict=True)])
     return run
@@ -145,6 +145,29 @@ def test_tiles_hold_the_pairs_of_each_expert_in_order(tokens, slots, experts, em
     table = np.array(tiles.table)
     np.testing.assert_array_equal(table[:len(expected)], expected)
     assert not table[len(expected):].any()
+
+
+def test_decode_reads_a_weight_once_whoever_selects_its_expert(emulated, random_blocks):
+    wide, last = random_blocks("IQ2_XXS", E, 32, 4096), random_blocks("Q8_0", 32, 4096)
+    stack, shared = ops.Blocks(wide, "IQ2_XXS"), ops.Blocks(last, "Q8_0")
+    selected = mx.array([[0, 2], [2, 4]], mx.int32)
+    with counting() as launches:
+        ops.expert_gate_up(mx.ones((2, 4096)), selected, mx.ones((2, 2)), stack, stack, LIMIT, (shared, shared))
+        ops.expert_down(mx.ones((2, 3, 4096)), selected, stack, shared)
+    read = [sum(buffer.reads.group_bytes for buffer in launch.buffers.values() if buffer.buffer_bytes >= last.nbytes)
+            for launch in launches]
+    least = 3 * wide[0].nbytes + last.nbytes
+    assert 2 * least <= read[0] <= 2.1 * least and least <= read[1] <= 1.05 * least
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("tokens", [1, 2, 3, 7, 17, 130])
+@pytest.mark.parametrize("shared", ["F16", "F32", "Q8_0"])
+@pytest.mark.parametrize("kind", ["F16", "BF16", "F32", "Q8_0", "Q2_K", "Q4_K", "IQ2_XXS", "MXFP4"])
+def test_experts_of_any_type_beside_a_shared_one_of_another(kind, shared, tokens, emulated, gate_up, down, rng):
+    selected = chosen(rng, tokens)
+    assert_close(*gate_up(kind, selected, rows=72, shared=shared), HALF)
+    assert_close(*down(kind, selected, rows=72, shared=shared), HALF)
 
 
 def test_what_does_not_go_together_is_named():

@@ -112,7 +112,7 @@ def gate_up_metal(x, selected, weight, gate, up, limit, shared):
     tiles = Tiles.of(selected, gate.shape[0])
     launch = kernel("expert_matmul", "gate_up_tiles", ("x", "order", "table", "weight", *GATE_UP, "tiles"), ("mid",))
     (mid,) = launch([x, tiles.order, tiles.table, weight, *weights, tiles.most], out,
-                    (tiles.most + common * tiles.shared, -(-F // (TILE_ROWS // 2)), 1), (THREADS, 1, 1),
+                    (-(-F // (TILE_ROWS // 2)), tiles.most + common * tiles.shared, 1), (THREADS, 1, 1),
                     [*template, *tiles.template])
     return mid
 
@@ -132,7 +132,7 @@ def down_metal(mid, selected, down, shared):
                     ("parts",))
     (parts,) = launch([mid, tiles.order, tiles.table, down.raw, last.raw, T, tiles.most],
                       [((T, S + common, D), mx.float32)],
-                      (tiles.most + common * tiles.shared, -(-D // TILE_ROWS), 1), (THREADS, 1, 1),
+                      (-(-D // TILE_ROWS), tiles.most + common * tiles.shared, 1), (THREADS, 1, 1),
                       [*template, *tiles.template])
     (y,) = kernel("expert_matmul", "add_slots", ("parts", "tokens"), ("y",))(
         [parts, T], [((T, D), mx.float32)], (-(-T * D // 256), 1, 1), (256, 1, 1), [("D", D), ("WIDTH", S + common)])
@@ -140,6 +140,7 @@ def down_metal(mid, selected, down, shared):
 
 
 def _sizes(routed: Blocks, shared: Blocks, slots: int, common: bool) -> list[tuple[str, int]]:
+    assert slots < 15, slots  # a slot is a nibble, and 15 stands for none
     return [("KIND", BLOCK_TYPES[routed.kind].type_id), ("SHARED_KIND", BLOCK_TYPES[shared.kind].type_id),
             ("SLOTS", slots), ("SHARED", int(common))]
 
