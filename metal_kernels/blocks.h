@@ -3,8 +3,8 @@
 //
 // A row is consecutive blocks. Eight consecutive weights are an octet; octets of a row are numbered from 0 whatever
 // the block covers. A portion is what 8 bytes of codes hold (of floats: one octet). In most formats a byte's fields
-// are far apart in the row, so a portion is `octets` octets, each `stride` weights after the one before. Who wants
-// each byte read once takes a portion after the other; who wants neighbouring weights, octets.
+// are far apart in the row, so a portion is `octets` octets, each `stride` weights after the one before. A product
+// reads portions, each byte once, and takes their octets from registers; a tile wants neighbours: an octet at a time.
 //
 // Matrices begin at multiples of 32 bytes, rows where the one before ends: a field is read by two bytes at most where
 // a block is not a multiple of four, and byte by byte in MXFP4.
@@ -87,117 +87,139 @@ inline float half_at(const device uint8_t* p) {
     return float(*(const device half*)p);
 }
 
+inline float2 halves_at(const device uint* p) {
+    return float2(*(const device half2*)p);
+}
+
 // Two bytes each: blocks of 66 bytes put words on even addresses only.
 inline uint word_at(const device uint8_t* p) {
     return uint(*(const device ushort*)p) | uint(*(const device ushort*)(p + 2)) << 16;
 }
 
-// Weight i of an octet is scale * q[i] - minimum.
-struct Affine {
-    float scale, minimum;
-};
+// A portion as it is in registers; of most types one octet, decoded.
+template <int KIND> struct Portion { float4 low, high; float scale; };
+template <> struct Portion<KIND_Q2_K> { uint low, high; uint scales[2]; float2 d; };  // scales: from bit 0 octet 0's
+template <> struct Portion<KIND_Q4_K> { uint low, high; float4 scales; };             // scale, minimum of each octet
+template <> struct Portion<KIND_IQ2_XXS> { uint indices, signs; float scale; };
+template <> struct Portion<KIND_MXFP4> { uint low, high; float scale; };
 
-// q[0..7] = the codes of octet g of a portion.
-template <int KIND> inline Affine octet(const device uint8_t* row, uint portion, uint g,
-                                        const threadgroup ulong* codebook, thread float* q);
+template <int KIND> inline Portion<KIND> read_portion(const device uint8_t* row, uint index);
 
-template <> inline Affine octet<KIND_F32>(const device uint8_t* row, uint portion, uint g,
-                                          const threadgroup ulong* codebook, thread float* q) {
-    const device float4* p = (const device float4*)row + portion * 2;
-    float4 low = p[0], high = p[1];
-    for (uint i = 0; i < 4; ++i) {
-        q[i] = low[i];
-        q[4 + i] = high[i];
-    }
-    return Affine{1, 0};
+template <> inline Portion<KIND_F32> read_portion<KIND_F32>(const device uint8_t* row, uint index) {
+    const device float4* p = (const device float4*)row + index * 2;
+    return Portion<KIND_F32>{p[0], p[1], 1};
 }
 
-template <> inline Affine octet<KIND_F16>(const device uint8_t* row, uint portion, uint g,
-                                          const threadgroup ulong* codebook, thread float* q) {
-    const device half4* p = (const device half4*)row + portion * 2;
-    float4 low = float4(p[0]), high = float4(p[1]);
-    for (uint i = 0; i < 4; ++i) {
-        q[i] = low[i];
-        q[4 + i] = high[i];
-    }
-    return Affine{1, 0};
+template <> inline Portion<KIND_F16> read_portion<KIND_F16>(const device uint8_t* row, uint index) {
+    const device half4* p = (const device half4*)row + index * 2;
+    return Portion<KIND_F16>{float4(p[0]), float4(p[1]), 1};
 }
 
-template <> inline Affine octet<KIND_BF16>(const device uint8_t* row, uint portion, uint g,
-                                           const threadgroup ulong* codebook, thread float* q) {
-    const device ushort* p = (const device ushort*)row + portion * 8;
-    for (uint i = 0; i < 8; ++i) {
-        q[i] = as_type<float>(uint(p[i]) << 16);
-    }
-    return Affine{1, 0};
+template <> inline Portion<KIND_BF16> read_portion<KIND_BF16>(const device uint8_t* row, uint index) {
+    const device ushort4* p = (const device ushort4*)row + index * 2;
+    return Portion<KIND_BF16>{as_type<float4>(uint4(p[0]) << 16), as_type<float4>(uint4(p[1]) << 16), 1};
 }
 
-template <> inline Affine octet<KIND_Q8_0>(const device uint8_t* row, uint portion, uint g,
-                                           const threadgroup ulong* codebook, thread float* q) {
-    const device uint8_t* block = row + portion / 4 * 34;
-    const device char2* codes = (const device char2*)(block + 2) + portion % 4 * 4;
-    for (uint i = 0; i < 4; ++i) {
-        char2 pair = codes[i];
-        q[2 * i] = float(pair.x);
-        q[2 * i + 1] = float(pair.y);
-    }
-    return Affine{half_at(block), 0};
-}
-
-// q[i] = the bits of byte i of 8 that are left after a shift and a mask.
-inline void byte_fields(const device uint* bytes, uint shift, uint mask, thread float* q) {
-    uint low = bytes[0] >> shift, high = bytes[1] >> shift;
-    for (uint i = 0; i < 4; ++i) {
-        q[i] = float(low >> (8 * i) & mask);
-        q[4 + i] = float(high >> (8 * i) & mask);
-    }
+template <> inline Portion<KIND_Q8_0> read_portion<KIND_Q8_0>(const device uint8_t* row, uint index) {
+    const device uint8_t* block = row + index / 4 * 34;
+    const device char2* q = (const device char2*)(block + 2) + index % 4 * 4;
+    return Portion<KIND_Q8_0>{float4(float2(q[0]), float2(q[1])), float4(float2(q[2]), float2(q[3])), half_at(block)};
 }
 
 // Block: 16 scales and minima of 4 bits, 64 bytes of 2-bit codes, d, dmin. Field g of 32 neighbouring bytes is 32
 // neighbouring weights, with a scale for each half.
-template <> inline Affine octet<KIND_Q2_K>(const device uint8_t* row, uint portion, uint g,
-                                           const threadgroup ulong* codebook, thread float* q) {
-    const device uint8_t* block = row + portion / 8 * 84;
-    uint part = portion % 8;
-    byte_fields((const device uint*)(block + 16) + part * 2, 2 * g, 3, q);
-    uint scale = block[part / 4 * 8 + g * 2 + part % 4 / 2];
-    return Affine{half_at(block + 80) * float(scale & 15), half_at(block + 82) * float(scale >> 4)};
+template <> inline Portion<KIND_Q2_K> read_portion<KIND_Q2_K>(const device uint8_t* row, uint index) {
+    const device uint* block = (const device uint*)(row + index / 8 * 84);
+    const device uint* codes = block + 4 + index % 8 * 2;
+    const device uint* scales = block + index % 8 / 4 * 2;
+    uint half_shift = index % 4 / 2 * 8;
+    return Portion<KIND_Q2_K>{codes[0], codes[1], {scales[0] >> half_shift, scales[1] >> half_shift},
+                              halves_at(block + 20)};
 }
 
-// Scale and minimum of weights 32 j ... of a Q4_K block, six bits each in twelve bytes.
-inline uint2 q4_k_scale(const device uint8_t* s, uint j) {
-    if (j < 4) {
-        return uint2(s[j] & 63, s[j + 4] & 63);
-    }
-    return uint2((s[j + 4] & 15) | (s[j - 4] >> 6) << 4, (s[j + 4] >> 4) | (s[j] >> 6) << 4);
+// Scale and minimum of weights 32 j ... of a Q4_K block, six bits each in three words: of j < 4 a byte of the first
+// and second; of j >= 4 a nibble each of the third, and on top of it the two bits that such a byte leaves.
+inline float2 q4_k_scale(const device uint* s, uint j) {
+    uint shift = j % 4 * 8;
+    uint low = s[0] >> shift, mid = s[1] >> shift, high = s[2] >> shift;
+    uint2 first = uint2(low & 63, mid & 63);
+    uint2 second = uint2((high & 15) | (low >> 6 & 3) << 4, (high >> 4 & 15) | (mid >> 6 & 3) << 4);
+    return float2(j < 4 ? first : second);
 }
 
 // Block: d, dmin, 12 bytes of scales, 128 bytes of 4-bit codes. Nibble g of 32 neighbouring bytes is 32 neighbouring
 // weights.
-template <> inline Affine octet<KIND_Q4_K>(const device uint8_t* row, uint portion, uint g,
-                                           const threadgroup ulong* codebook, thread float* q) {
-    const device uint8_t* block = row + portion / 16 * 144;
-    uint part = portion % 16;
-    byte_fields((const device uint*)(block + 16) + part * 2, 4 * g, 15, q);
-    uint2 scale = q4_k_scale(block + 4, part / 4 * 2 + g);
-    return Affine{half_at(block) * float(scale.x), half_at(block + 2) * float(scale.y)};
+template <> inline Portion<KIND_Q4_K> read_portion<KIND_Q4_K>(const device uint8_t* row, uint index) {
+    const device uint* block = (const device uint*)(row + index / 16 * 144);
+    const device uint* codes = block + 4 + index % 16 * 2;
+    uint j = index % 16 / 4 * 2;
+    float2 d = halves_at(block);
+    float2 first = d * q4_k_scale(block + 1, j), second = d * q4_k_scale(block + 1, j + 1);
+    return Portion<KIND_Q4_K>{codes[0], codes[1], float4(first, second)};
 }
 
-// Block: d, then for each 32 weights four codebook indices, four 7-bit sign codes and a 4-bit scale in two words. Bit
-// 7 of a sign byte is the parity of the other seven.
-template <> inline Affine octet<KIND_IQ2_XXS>(const device uint8_t* row, uint portion, uint g,
-                                              const threadgroup ulong* codebook, thread float* q) {
-    const device uint8_t* block = row + portion / 8 * 66;
-    const device uint8_t* words = block + 2 + portion % 8 * 8;
-    uint indices = word_at(words), signs = word_at(words + 4);
-    ulong entry = codebook[indices >> (8 * g) & 255];
-    uint code = signs >> (7 * g) & 127;
+// Block: d, then for each 32 weights four codebook indices, four 7-bit sign codes and a 4-bit scale in two words.
+template <> inline Portion<KIND_IQ2_XXS> read_portion<KIND_IQ2_XXS>(const device uint8_t* row, uint index) {
+    const device uint8_t* block = row + index / 8 * 66;
+    const device uint8_t* words = block + 2 + index % 8 * 8;
+    uint signs = word_at(words + 4);
+    return Portion<KIND_IQ2_XXS>{word_at(words), signs, half_at(block) * 0.25f * (0.5f + float(signs >> 28))};
+}
+
+// 2^(e - 128): its bits, subnormal below 2. The codes are doubled in turn, for 2^128 is past float.
+inline float e8m0_half(uint e) {
+    return as_type<float>(e > 1 ? (e - 1) << 23 : e == 1 ? 0x00400000u : 0x00200000u);
+}
+
+inline uint bytes_at(const device uint8_t* p) {
+    return uint(p[0]) | uint(p[1]) << 8 | uint(p[2]) << 16 | uint(p[3]) << 24;
+}
+
+// Block: exponent, 16 bytes of 4-bit codes; the low nibbles are the first 16 weights.
+template <> inline Portion<KIND_MXFP4> read_portion<KIND_MXFP4>(const device uint8_t* row, uint index) {
+    const device uint8_t* block = row + index / 2 * 17;
+    const device uint8_t* codes = block + 1 + index % 2 * 8;
+    return Portion<KIND_MXFP4>{bytes_at(codes), bytes_at(codes + 4), e8m0_half(block[0])};
+}
+
+// Weight i of an octet is scale * (low, high)[i] - minimum.
+struct Octet {
+    float4 low, high;
+    float scale, minimum;
+};
+
+template <typename P> inline Octet octet(P portion, uint g, const threadgroup ulong* codebook) {
+    return Octet{portion.low, portion.high, portion.scale, 0};
+}
+
+// What a shift and a mask leave of each byte.
+inline float4 byte_fields(uint bytes, uint shift, uint mask) {
+    return float4(uint4(bytes, bytes >> 8, bytes >> 16, bytes >> 24) >> shift & mask);
+}
+
+inline Octet octet(Portion<KIND_Q2_K> p, uint g, const threadgroup ulong* codebook) {
+    uint scale = (g < 2 ? p.scales[0] : p.scales[1]) >> (g % 2 * 16);
+    return Octet{byte_fields(p.low, 2 * g, 3), byte_fields(p.high, 2 * g, 3), p.d.x * float(scale & 15),
+                 p.d.y * float(scale >> 4 & 15)};
+}
+
+inline Octet octet(Portion<KIND_Q4_K> p, uint g, const threadgroup ulong* codebook) {
+    float2 scale = g == 0 ? p.scales.xy : p.scales.zw;
+    return Octet{byte_fields(p.low, 4 * g, 15), byte_fields(p.high, 4 * g, 15), scale.x, scale.y};
+}
+
+// Bit i of `sign` set: the negative.
+inline float4 signed_bytes(uint bytes, uint sign) {
+    float4 size = byte_fields(bytes, 0, 255);
+    return select(size, -size, (uint4(sign) >> uint4(0, 1, 2, 3) & 1) != uint4(0));
+}
+
+// Bit 7 of a sign byte is the parity of the other seven.
+inline Octet octet(Portion<KIND_IQ2_XXS> p, uint g, const threadgroup ulong* codebook) {
+    ulong entry = codebook[p.indices >> (8 * g) & 255];
+    uint code = p.signs >> (7 * g) & 127;
     uint sign = code | (popcount(code) & 1) << 7;
-    for (uint i = 0; i < 8; ++i) {
-        float magnitude = float(uint(entry >> (8 * i)) & 255);
-        q[i] = sign >> i & 1 ? -magnitude : magnitude;
-    }
-    return Affine{half_at(block) * 0.25f * (0.5f + float(signs >> 28)), 0};
+    return Octet{signed_bytes(uint(entry), sign), signed_bytes(uint(entry >> 32), sign >> 4), p.scale, 0};
 }
 
 // E2M1 doubled: 0, 1, 2, 3, 4, 6, 8, 12.
@@ -207,36 +229,22 @@ inline float e2m1_doubled(uint code) {
     return code & 8 ? -value : value;
 }
 
-// 2^(e - 128): its bits, subnormal below 2. The codes are doubled in turn, for 2^128 is past float.
-inline float e8m0_half(uint e) {
-    return as_type<float>(e > 1 ? (e - 1) << 23 : e == 1 ? 0x00400000u : 0x00200000u);
+inline float4 e2m1_fields(uint bytes, uint shift) {
+    uint codes = bytes >> shift;
+    return float4(e2m1_doubled(codes & 15), e2m1_doubled(codes >> 8 & 15), e2m1_doubled(codes >> 16 & 15),
+                  e2m1_doubled(codes >> 24 & 15));
 }
 
-// Block: exponent, 16 bytes of 4-bit codes; the low nibbles are the first 16 weights.
-template <> inline Affine octet<KIND_MXFP4>(const device uint8_t* row, uint portion, uint g,
-                                            const threadgroup ulong* codebook, thread float* q) {
-    const device uint8_t* block = row + portion / 2 * 17;
-    for (uint i = 0; i < 8; ++i) {
-        q[i] = e2m1_doubled(block[1 + portion % 2 * 8 + i] >> (4 * g) & 15);
-    }
-    return Affine{e8m0_half(block[0]), 0};
+inline Octet octet(Portion<KIND_MXFP4> p, uint g, const threadgroup ulong* codebook) {
+    return Octet{e2m1_fields(p.low, 4 * g), e2m1_fields(p.high, 4 * g), p.scale, 0};
 }
 
-// w[0..7] = weights 8 index ... 8 index + 7 of the row.
+// w = weights 8 index ... 8 index + 7 of the row.
 template <int KIND> inline void decode8(const device uint8_t* row, uint index, const threadgroup ulong* codebook,
-                                        thread float* w) {
+                                        thread float4* w) {
     const uint side = uint(Format<KIND>::stride) / 8, octets = Format<KIND>::octets;
     uint portion = index / (side * octets) * side + index % side;
-    Affine a = octet<KIND>(row, portion, index / side % octets, codebook, w);
-    for (uint i = 0; i < 8; ++i) {
-        w[i] = Format<KIND>::minimum ? a.scale * w[i] - a.minimum : a.scale * w[i];
-    }
-}
-
-// w[0..31] = weights 32 run ... 32 run + 31 of the row.
-template <int KIND> inline void decode32(const device uint8_t* row, uint run, const threadgroup ulong* codebook,
-                                         thread float* w) {
-    for (uint i = 0; i < 4; ++i) {
-        decode8<KIND>(row, run * 4 + i, codebook, w + 8 * i);
-    }
+    Octet q = octet(read_portion<KIND>(row, portion), index / side % octets, codebook);
+    w[0] = q.scale * q.low - q.minimum;
+    w[1] = q.scale * q.high - q.minimum;
 }

@@ -14,26 +14,28 @@ template <int TOKENS> inline bool takes_part(uint wanted, uint t) {
 template <int KIND, int ROWS, int TOKENS> inline void add_products(
         const device uint8_t* const thread* rows, const device float* const thread* vectors, uint wanted, uint K,
         uint first, uint step, const threadgroup ulong* codebook, thread float* sums) {
-    for (uint portion = first; portion < row_portions<KIND>(K); portion += step) {
+    for (uint index = first; index < row_portions<KIND>(K); index += step) {
+        Portion<KIND> portions[ROWS];
+        UNROLL for (uint r = 0; r < ROWS; ++r) {
+            portions[r] = read_portion<KIND>(rows[r], index);
+        }
         UNROLL for (uint g = 0; g < uint(Format<KIND>::octets); ++g) {
             float4 low[TOKENS], high[TOKENS];
             float totals[TOKENS];
             UNROLL for (uint t = 0; t < TOKENS; ++t) {
                 if (takes_part<TOKENS>(wanted, t)) {
-                    const device float4* v = (const device float4*)(vectors[t] + octet_start<KIND>(portion, g));
+                    const device float4* v = (const device float4*)(vectors[t] + octet_start<KIND>(index, g));
                     low[t] = v[0];
                     high[t] = v[1];
                     totals[t] = Format<KIND>::minimum ? dot(low[t] + high[t], float4(1)) : 0;
                 }
             }
             UNROLL for (uint r = 0; r < ROWS; ++r) {
-                float q[8];
-                Affine a = octet<KIND>(rows[r], portion, g, codebook, q);
-                float4 q_low = float4(q[0], q[1], q[2], q[3]), q_high = float4(q[4], q[5], q[6], q[7]);
+                Octet q = octet(portions[r], g, codebook);
                 UNROLL for (uint t = 0; t < TOKENS; ++t) {
                     if (takes_part<TOKENS>(wanted, t)) {
-                        float product = dot(q_low, low[t]) + dot(q_high, high[t]);
-                        sums[r * TOKENS + t] += a.scale * product - a.minimum * totals[t];
+                        float product = dot(q.low, low[t]) + dot(q.high, high[t]);
+                        sums[r * TOKENS + t] += q.scale * product - q.minimum * totals[t];
                     }
                 }
             }

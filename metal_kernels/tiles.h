@@ -30,11 +30,11 @@ template <typename S, int KIND, int ROWS> inline void load_rows(
         threadgroup vec<S, 4>* b, const device uint8_t* w, ulong bytes, uint n, uint N, uint run,
         const threadgroup ulong* codebook, uint thread_index) {
     for (uint i = thread_index; i < ROWS * 4; i += TILE_THREADS) {
-        float v[8];
+        float4 v[2];
         decode8<KIND>(w + min(n + i / 4, N - 1) * bytes, run * 4 + i % 4, codebook, v);
         threadgroup vec<S, 4>* line = b + i / 4 * Line<S>::quads + i % 4 * 2;
-        line[0] = vec<S, 4>(float4(v[0], v[1], v[2], v[3]));
-        line[1] = vec<S, 4>(float4(v[4], v[5], v[6], v[7]));
+        line[0] = vec<S, 4>(v[0]);
+        line[1] = vec<S, 4>(v[1]);
     }
 }
 
