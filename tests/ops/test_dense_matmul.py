@@ -6,7 +6,7 @@ import pytest
 
 from ds4mlx import ops
 from ds4mlx.gguf.dequant import dequantize
-from ds4mlx.metal_kernels.emulator import checking
+from ds4mlx.metal_kernels.emulator import checking, counting
 
 KINDS = ["F32", "F16", "BF16", "Q8_0", "Q2_K", "Q4_K", "IQ2_XXS", "MXFP4"]
 FLOAT = 2e-5  # float32 sums of 512 products in another order, relative to the largest result
@@ -74,6 +74,16 @@ def test_kernels_neither_race_nor_read_past_an_end(tokens, emulated, random_bloc
     x, w, _ = case(random_blocks, rng, tokens, "IQ2_XXS", 5, 512)
     with checking(races=True, debug=True):
         mx.eval(ops.dense_matmul(x, w))
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "F16", "Q4_K"])
+def test_decode_reads_every_weight_once(kind, emulated, random_blocks, rng):
+    x, w, _ = case(random_blocks, rng, 4, kind, 64, 4096)
+    with counting() as launches:
+        y = ops.dense_matmul(x, w)
+    (launch,) = launches
+    assert launch.buffers["w0"].reads.group_bytes == w.raw.nbytes  # whole rows are whole sectors at this width
+    assert launch.read_bytes + launch.written_bytes <= 1.001 * (w.raw.nbytes + x.nbytes + y.nbytes)  # and a count
 
 
 def test_rows_that_are_not_whole_runs_fall_back_to_the_reference(implementation, random_blocks, rng):

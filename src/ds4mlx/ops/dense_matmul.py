@@ -86,9 +86,11 @@ def _launch(x: mx.array, ws: Sequence[Blocks]) -> list[mx.array]:
 
 def _decode_form(tokens: int, groups: int, k: int, rows: list[int]) -> tuple[str, Size, Template]:
     """Kernel, threadgroups and template arguments."""
-    split = 4 if k >= 4096 else 2 if k >= 2048 else 1  # of a row: four portions a lane and more, or adding up costs
+    held = 1 << (tokens - 1).bit_length()
+    # Long rows are split, for there are few; not for several tokens, for each threadgroup reads them all again.
+    split = max(1, (4 if k >= 4096 else 2 if k >= 2048 else 1) // held)
     tiles = sum(-(-n // (SIMDGROUPS // split * DECODE_ROWS)) for n in rows)
-    return "decode", (tiles, groups, 1), [("TOKENS", 1 << (tokens - 1).bit_length()), ("SPLIT", split)]
+    return "decode", (tiles, groups, 1), [("TOKENS", held), ("SPLIT", split)]
 
 
 def _prefill_form(tokens: int, groups: int, rows: list[int]) -> tuple[str, Size, Template]:
