@@ -86,6 +86,18 @@ def test_decode_reads_every_weight_once(kind, emulated, random_blocks, rng):
     assert launch.read_bytes + launch.written_bytes <= 1.001 * (w.raw.nbytes + x.nbytes + y.nbytes)  # and a count
 
 
+@pytest.mark.sweep
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("tokens", [1, 2, 5, 8, 9, 33, 64, 130])
+@pytest.mark.parametrize("n, k", [(1, 256), (67, 1024), (130, 2304)])
+def test_sweep_of_tokens_sizes_and_kinds(tokens, n, k, exact, random_blocks, rng):
+    x, raws = rng.normal(size=(tokens, k)).astype(np.float32), [random_blocks(kind, n, k) for kind in KINDS]
+    with ops.only("metal-emulated", exact=exact):
+        ys = ops.dense_matmuls(mx.array(x), [ops.Blocks(mx.array(r), kind) for r, kind in zip(raws, KINDS)])
+    for y, raw, kind in zip(ys, raws, KINDS, strict=True):
+        assert_near(y, x.astype(np.float64) @ dequantize(raw, kind).T, FLOAT if exact or tokens <= 8 else HALF)
+
+
 def test_rows_that_are_not_whole_runs_fall_back_to_the_reference(implementation, random_blocks, rng):
     x, w, expected = case(random_blocks, rng, 3, "F16", 7, 10)
     assert_near(ops.dense_matmul(x, w), expected)
