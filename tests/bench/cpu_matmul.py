@@ -7,10 +7,12 @@ multiply-adds. "core" divides by processor time, which other work on the machine
 "wall" divides by the time that passes, on all cores. "gain" is NumPy's processor time over that of the vectors.
 """
 import argparse
+import os
 import time
 from collections.abc import Callable, Iterator
 from unittest import mock
 
+os.environ["OPENBLAS_NUM_THREADS"] = "1"  # its idle threads spin, at everyone's cost; slabs have threads of their own
 import numpy as np
 
 from ds4mlx.gguf.blocks import BLOCK_TYPES, row_bytes
