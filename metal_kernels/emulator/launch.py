@@ -28,7 +28,8 @@ _running = threading.Lock()  # the runtime's state is one for the process
 
 
 class _Range(ctypes.Structure):
-    _fields_ = [("name", ctypes.c_char * 64), ("lo", ctypes.c_void_p), ("hi", ctypes.c_void_p)]
+    _fields_ = [("name", ctypes.c_char * 64), ("lo", ctypes.c_void_p), ("hi", ctypes.c_void_p),
+                ("is_written", ctypes.c_int32)]
 
 
 class _Report(ctypes.Structure):
@@ -154,7 +155,9 @@ def _extent_bytes(data: np.ndarray) -> int:
 def _call(host: ctypes.CDLL, library: Library, arguments: Arguments, order: Order,
           buffers: Sequence[tuple[str, int, int]]) -> Traffic | None:
     spans = [*buffers, *([(TABLES, *_mapped(library.path))] if library.is_watched else [])]
-    ranges = (_Range * len(spans))(*[_Range(name.encode()[:63], at, at + size) for name, at, size in spans])
+    outputs = {name for name, _ in arguments.outputs}
+    ranges = (_Range * len(spans))(*[_Range(name.encode()[:63], at, at + size, name in outputs)
+                                     for name, at, size in spans])
     pointers = (ctypes.c_void_p * len(buffers))(*[at for _, at, _ in buffers])
     counts, report = (_Traffic * (len(spans) + 1))(), _Report()
     job = _Job(ctypes.cast(library.loaded.msl_entry, ctypes.c_void_p), ctypes.cast(pointers, ctypes.c_void_p), ranges,

@@ -3,6 +3,7 @@
 #include <stdint.h>
 
 enum { kRead = 0, kWrite = 1 };
+constexpr int kMaxThreads = 1024, kMaxSimds = kMaxThreads / 32;  // of a threadgroup
 
 struct Cell {  // who touched a byte last; an epoch of 0 is never
   uint64_t write_pc, read_pc;
@@ -17,7 +18,7 @@ struct Tally {
   uint64_t group[2];      // bytes in distinct sectors of 32, summed over threadgroups
   uint32_t* stamp[2];     // for each sector, the last threadgroup that touched it
   uint8_t* seen[2];       // for each sector, whether any threadgroup of any worker touched it
-  Cell* cells;            // for each byte, when races are looked for and the buffer is written
+  Cell* cells;            // for each byte, when races are looked for and the buffer is an output
 };
 
 extern "C" {

@@ -5,6 +5,7 @@ import hashlib
 import logging
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from ds4mlx.metal_kernels.emulator.errors import CompileError, EmulatorError, No
 log = logging.getLogger(__name__)
 
 SHIM = ("metal_shim.h", "metal_groups.h", "hooks.h", "tally.h")
-RUNTIME = ("runtime.cpp", "watch.h", "tally.h")
+RUNTIME = ("runtime.cpp", "fiber.h", "watch.h", "tally.h")
 METAL_HEADERS = ("metal_stdlib", "metal_math", "metal_atomic", "metal_simdgroup", "metal_simdgroup_matrix")
 FLAGS = (
     "-std=c++14", "-O1", "-g1", "-fPIC", "-fno-exceptions", "-fno-rtti", "-fno-strict-aliasing", "-march=native",
@@ -62,16 +63,25 @@ def _has_module(name: str) -> bool:
     return find_spec(name) is not None
 
 
+def _clang_version(path: str) -> int:
+    """Major version of a clang++, 0 for something else."""
+    said = subprocess.run([path, "--version"], capture_output=True, text=True).stdout
+    found = re.search(r"clang version (\d+)", said)
+    return int(found[1]) if found else 0
+
+
 def find_compiler(which: Callable[[str], str | None] = shutil.which,
-                  has_module: Callable[[str], bool] = _has_module) -> Compiler:
+                  has_module: Callable[[str], bool] = _has_module,
+                  version: Callable[[str], int] = _clang_version) -> Compiler:
     """The newest clang++ on the path, else the one inside the ziglang package. Raises NoCompilerError."""
     if not sys.platform.startswith("linux"):
         raise NoCompilerError(f"the Metal emulator runs on Linux, this is {sys.platform}; on a Mac run the kernels "
                               "themselves")
-    for name in [*(f"clang++-{version}" for version in range(NEWEST, OLDEST - 1, -1)), "clang++"]:
-        path = which(name)
-        if path:
+    for name in (f"clang++-{number}" for number in range(NEWEST, OLDEST - 1, -1)):
+        if path := which(name):
             return Compiler((path,))
+    if (path := which("clang++")) and version(path) >= OLDEST:
+        return Compiler((path,))
     if has_module("ziglang"):
         log.warning("no clang++ found: compiling kernels with ziglang, slowly, blind to casts between address spaces")
         return Compiler((sys.executable, "-m", "ziglang", "c++"), is_clang=False)
@@ -160,12 +170,18 @@ class Store:
 
     def runtime(self) -> Path:
         """The library that runs kernels."""
-        texts = shipped(RUNTIME)
-        joined = texts["runtime.cpp"].replace('#include "watch.h"', texts["watch.h"])
-        joined = joined.replace('#include "tally.h"', texts["tally.h"]).replace("#pragma once\n", "")
+        joined = _joined("runtime.cpp", set())
         flags = ["-std=c++17", "-O2", "-fPIC", "-shared", "-x", "c++", "-", "-lm", "-o"]
         return self.make(f"runtime-{digest(joined, compiler().fingerprint)}.so",
                          lambda part: compiler().run([*flags, str(part)], joined))
+
+
+def _joined(name: str, seen: set[str]) -> str:
+    """A file of the runtime with those it includes in their places."""
+    seen.add(name)
+    return re.sub(r'#include "(.+)"\n|#pragma once\n',
+                  lambda match: _joined(match[1], seen) if match[1] and match[1] not in seen else "",
+                  shipped(RUNTIME)[name])
 
 
 def link(objects: Path, library: Path) -> None:

@@ -6,12 +6,12 @@
 
 #include "tally.h"
 
-constexpr int kMaxThreads = 1024, kMaxSimds = kMaxThreads / 32, kMaxBuffers = 96, kMaxSites = 64;
+constexpr int kMaxBuffers = 96, kMaxSites = 64;
 enum Fault { kOutOfBounds = 1, kDiverged, kUndefined, kEndless, kOther, kRace, kLimit };
 enum Space { kDevice = 0, kGroup = 1 };  // bits of mem_flags: 1 << space
 constexpr int kWays[] = {kRead, kWrite}, kSpaces[] = {kDevice, kGroup};
 
-struct Buffer { char name[64]; uintptr_t lo, hi; };
+struct Buffer { char name[64]; uintptr_t lo, hi; int32_t is_written; };
 struct Traffic { uint64_t requested[2], group[2], distinct[2]; };
 
 extern "C" {
@@ -66,7 +66,7 @@ void start_watching(const Buffer* ranges, int n, bool find_races, void* (*alloca
       t.requested[way] = t.group[way] = 0;
       t.stamp[way] = (uint32_t*)allocate(sectors(ranges[i]) * sizeof(uint32_t) + 1);
     }
-    t.cells = find_races ? (Cell*)allocate(t.size * sizeof(Cell) + 1) : nullptr;
+    t.cells = find_races && ranges[i].is_written ? (Cell*)allocate(t.size * sizeof(Cell) + 1) : nullptr;
   }
   msl_group_traffic[kRead] = msl_group_traffic[kWrite] = 0;
 }
@@ -179,6 +179,7 @@ void msl_first_touch(Tally* t, uintptr_t sector, int way) {
 }
 
 void msl_check_device(Tally* t, uintptr_t address, unsigned long bytes, int way) {
+  if (!t->cells) return;
   uint64_t pc = (uint64_t)__builtin_return_address(0) - 1;
   for (uintptr_t a = address; a < address + bytes; a++)
     check(t->cells[a - t->lo], (const void*)a, way, pc, kDevice);

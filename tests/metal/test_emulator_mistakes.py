@@ -89,7 +89,7 @@ def test_a_small_input_lands_in_constant_memory_as_in_mlx(emulate):
     ("y[i] = max(x[i], 1);", r"source:2:\d+: error: call to 'max' is ambiguous"),
     ("y[i] = simd_sum(long(i));", "no SIMD-group operation on 64-bit"),
     ("simdgroup_matrix<half, 8, 8> m;\nsimdgroup_load(m, x, 8);\ny[i] = 0;", "source:3:.*no matching function"),
-], ids=["no such function", "no such atomic", "write to an input", "mixed types", "64-bit sum", "matrix of another type"])
+], ids=["no such function", "no such atomic", "write to an input", "mixed types", "64-bit sum", "matrix's type"])
 def test_names_and_types_that_metal_lacks_do_not_compile(emulate, body, says):
     with pytest.raises(CompileError, match=says):
         emulate(body)

@@ -46,7 +46,7 @@ def test_reusing_memory_in_a_loop_needs_a_second_barrier(emulate):
         AGAIN
     }
     y[i] = sum;"""
-    with pytest.raises(RaceError, match=r"with no barrier between .*small\.source:[57], the other at small\.source:[57]"):
+    with pytest.raises(RaceError, match=r"no barrier between .*small\.source:[57], the other at small\.source:[57]"):
         emulate(body.replace("AGAIN", ""), check_races=True)
     assert (emulate(body.replace("AGAIN", GROUP_BARRIER), check_races=True) == 3).all()
 

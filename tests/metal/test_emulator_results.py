@@ -34,7 +34,8 @@ Q8_MATVEC = """
 MATMUL = """
     // c = a b^T by 8x8 tiles, one SIMD-group a tile; b's tile goes through threadgroup memory.
     threadgroup half tile[64];
-    uint lane = thread_index_in_simdgroup, m = threadgroup_position_in_grid.y * 8, n = threadgroup_position_in_grid.x * 8;
+    uint lane = thread_index_in_simdgroup;
+    uint m = threadgroup_position_in_grid.y * 8, n = threadgroup_position_in_grid.x * 8;
     simdgroup_matrix<float, 8, 8> sum = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
     for (uint k = 0; k < K; k += 8) {
         threadgroup_barrier(mem_flags::mem_threadgroup);
@@ -100,7 +101,8 @@ def test_mlx_arrays_go_in_and_come_out(emulate):
 
 
 def test_python_numbers_are_what_mlx_makes_of_them():
-    kernel = metal_kernel("scalars", ["n", "s", "yes"], ["y"], "y[0] = thread_position_in_grid.x + n + s + (yes ? 1 : 0);")
+    body = "y[0] = thread_position_in_grid.x + n + s + (yes ? 1 : 0);"
+    kernel = metal_kernel("scalars", ["n", "s", "yes"], ["y"], body)
     (y,) = kernel(inputs=[-7, 0.5, True], grid=(1, 1, 1), threadgroup=(1, 1, 1), output_shapes=[(1,)],
                   output_dtypes=[np.float32])
     assert y == 1 - 7 + 2.0 ** 32 + 0.5  # an unsigned and an int make an unsigned
