@@ -29,8 +29,9 @@ $(VENV)/.ready: pyproject.toml constraints.txt $(VENV)/.made
 	$(VENV)/bin/python -m pip install --quiet --constraint constraints.txt --editable .
 	@touch $@
 
-$(VENV)/.ready-to-test: $(VENV)/.ready
+$(VENV)/.ready-to-test: $(VENV)/.ready .ci/get-clang
 	$(VENV)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[test]'
+	@sh .ci/get-clang "$(VENV)"
 	@touch $@
 
 $(VENV)/.made: .ci/make-venv
