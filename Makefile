@@ -8,6 +8,7 @@ PORT = 8000
 ARGS =
 PYTHON =
 VENV = .venv
+NATIVE = src/ds4mlx/ops/native.cpp src/ds4mlx/ops/native_lanes.h src/ds4mlx/ops/native_products.h
 
 .PHONY: help serve test clean
 
@@ -24,8 +25,8 @@ test: $(VENV)/.ready-to-test
 clean:
 	rm -rf $(VENV)
 
-# The stamps make the second call quick; a change of the dependencies makes them old.
-$(VENV)/.ready: pyproject.toml constraints.txt $(VENV)/.made
+# The stamps make the second call quick; a change of the dependencies or of compiled sources makes them old.
+$(VENV)/.ready: pyproject.toml setup.py constraints.txt $(NATIVE) $(VENV)/.made
 	$(VENV)/bin/python -m pip install --quiet --constraint constraints.txt --editable .
 	@touch $@
 
