@@ -14,16 +14,10 @@
 // order. The k-th best lies in [low, high]: at first between the smallest of the threads' largest (1024 >= k scores
 // reach it) and the largest of all. Counting in 2048 bins narrows that, 2048 times a pass, until it is one value or a
 // bin ends at exactly k. Then each simdgroup counts what it will write, and writes it behind those before it.
+#include "order.h"
 #include "rows.h"
 
 enum { THREADS = 1024, SIMDGROUPS = 32, BINS = 2048, BATCH = 8, TILE = 32 };
-
-// Larger for larger scores; -0 is 0. No score is 0 here, which stands for no row.
-inline uint order_of(float score) {
-    uint bits = as_type<uint>(score);
-    bits = bits == 0x80000000u ? 0u : bits;
-    return bits >> 31 ? ~bits : bits | 0x80000000u;
-}
 
 // Orders of rows base + lane, base + lane + 32, ...: loads that wait for nothing, for one query has a core to itself.
 template <typename Scores> inline void load_orders(Scores scores, uint base, uint end, uint lane, thread uint* order) {
@@ -74,7 +68,7 @@ inline void stage(Vectors vectors, ulong first, ulong end, threadgroup Number* t
 }
 // ---- kernel queries
 uint index = thread_position_in_grid.x, j = index % (W / 4) * 4;
-uint vector = min(index / (W / 4), uint(vectors) - 1);  // past the end the last one again: SIMD-groups stay whole
+uint vector = min(index / (W / 4), uint(vectors) - 1);  // past the end the last one again, into rows that are cut off
 ulong from = ulong(vector) * W + j;
 float4 v = float4(q[from], q[from + 1], q[from + 2], q[from + 3]);
 if (j >= W - 2 * P) {
@@ -84,7 +78,7 @@ if (j >= W - 2 * P) {
 if (PACKED) {
     v = hadamard<W>(v, thread_index_in_simdgroup);
 }
-store4_fp4<W>(turned, vector, j, v);
+store4_fp4<W>(turned, index / (W / 4), j, v);
 // ---- kernel scores
 enum { STRIDE = W + 16 / sizeof(Number), OWN = 8 * COLUMNS };
 threadgroup Number tile[TILE * STRIDE];

@@ -16,7 +16,7 @@ PARTS_CHANNELS = 2048  # threads of a row times four: 512 threads, whose sums fi
 def compress_step(k: mx.array, s: mx.array, frontier: mx.array, ape: mx.array, norm: mx.array, cos: mx.array,
                   sin: mx.array, start: int, ratio: int, packing: Packing | None,
                   eps: float) -> tuple[mx.array, mx.array | None]:
-    """The frontier and the rows after T more tokens: row = pack(rotate(rms(pooled) * norm)), pooled as in `compress`.
+    """The frontier and the rows after T more tokens: row = pack(rotate(rms(pooled) * norm)), pooled as in `pool`.
 
     k, s [T, m w], the products of the tokens start … start + T - 1; ape [ratio, m w], added to s by place in the group;
     norm [w]; m = 2 if groups overlap, else 1. frontier [n, 2, m w]: k and s (ape added) of the tokens before that are
@@ -44,7 +44,7 @@ def step_reference(k, s, frontier, ape, norm, cos, sin, start, before, packing, 
     if not groups:
         return left, None
     k, s = (_slots(tokens[:done, i], before, r, overlap, empty) for i, empty in enumerate((0.0, -mx.inf)))
-    row = mx.fast.rms_norm(reference(k, s), norm, eps)
+    row = mx.fast.rms_norm(pool(k, s), norm, eps)
     return left, pack(rope_reference(row, cos, sin), packing, 2 * cos.shape[1])
 
 
@@ -82,14 +82,10 @@ def _slots(a: mx.array, before: int, ratio: int, overlap: bool, empty: float) ->
     return mx.concatenate([carry, own[..., w:]], axis=1)
 
 
-def compress(k: mx.array, s: mx.array) -> mx.array:
+def pool(k: mx.array, s: mx.array) -> mx.array:
     """pooled[g, j] = sum_p softmax_p(s[g, p, j]) k[g, p, j].
 
     k, s [G groups, P slots, W] f32; a slot with score -inf is left out, no channel may have only such slots.
     Returns [G, W] f32.
     """
-    return pick(reference)(k, s)
-
-
-def reference(k, s):
     return (mx.softmax(s, axis=1, precise=True) * k).sum(axis=1)

@@ -25,7 +25,7 @@ def hyper_mix(streams: mx.array, fn: Blocks, update: Update | None = None) -> tu
     width = streams.shape[1] * streams.shape[2]
     if fn.shape[-1] != width * {"F16": 2, "F32": 4}.get(fn.kind, 0):
         raise ValueError(f"hyper_mix: fn is {fn.kind} in rows of {fn.shape[-1]} bytes, need F16 or F32, {width} a row")
-    return pick(mix_reference, metal=mix_metal)(streams, fn, update)
+    return pick(mix_reference, metal=mix_metal if _has_kernels(streams) else None)(streams, fn, update)
 
 
 def hyper_enter(streams: mx.array, sums: mx.array, scale: mx.array, base: mx.array, norm: mx.array, iterations: int,
@@ -37,7 +37,8 @@ def hyper_enter(streams: mx.array, sums: mx.array, scale: mx.array, base: mx.arr
     stream. Returns x [T, D] = rms(sum_n pre[n] streams[n]) norm; post [T, N]; m [T, N, N], made doubly stochastic by
     `iterations` Sinkhorn rounds, the first of them over columns only (39 normalisations for 20).
     """
-    return pick(enter_reference, metal=enter_metal)(streams, sums, scale, base, norm, iterations, hc_eps, norm_eps)
+    metal = enter_metal if _has_kernels(streams) else None
+    return pick(enter_reference, metal=metal)(streams, sums, scale, base, norm, iterations, hc_eps, norm_eps)
 
 
 def hyper_leave(streams: mx.array, sums: mx.array, scale: mx.array, base: mx.array, norm: mx.array, hc_eps: float,
@@ -46,7 +47,14 @@ def hyper_leave(streams: mx.array, sums: mx.array, scale: mx.array, base: mx.arr
 
     As `hyper_enter`, with sums [T, P, N + 1], scale [1], base [N].
     """
-    return pick(leave_reference, metal=leave_metal)(streams, sums, scale, base, norm, hc_eps, norm_eps)
+    metal = leave_metal if _has_kernels(streams) else None
+    return pick(leave_reference, metal=metal)(streams, sums, scale, base, norm, hc_eps, norm_eps)
+
+
+def _has_kernels(streams: mx.array) -> bool:
+    """Matrices whose elements are lanes, pairs of channels, and a simdgroup more than collapses D in 1024 threads."""
+    _, N, D = streams.shape
+    return N in (2, 4) and D % 2 == 0 and D <= 992 * COLLAPSED
 
 
 def mix_reference(streams, fn, update):
@@ -69,7 +77,6 @@ def leave_reference(streams, sums, scale, base, norm, hc_eps, norm_eps):
 
 def mix_metal(streams, fn, update):
     (T, N, D), M = streams.shape, fn.shape[0]
-    assert D % 2 == 0, D
     parts, tokens = -(-D // CHANNELS), min(T, TOKENS)
     names = ("streams", "fn", "tokens", "T") + (("y", "post", "m") if update else ())
     sums = ((T, parts, M + 1), mx.float32)
@@ -83,7 +90,6 @@ def mix_metal(streams, fn, update):
 
 def enter_metal(streams, sums, scale, base, norm, iterations, hc_eps, norm_eps):
     T, N, D = streams.shape
-    assert N in (2, 4), N   # rows and columns of a matrix whose elements are lanes
     names = ("streams", "sums", "scale", "base", "norm", "parts", "iterations", "hc_eps", "norm_eps")
     x, post, m = kernel("hyper_mix", "enter", names, ("x", "post", "m"))(
         [streams, sums, scale, base, norm, sums.shape[1], iterations, float(hc_eps), float(norm_eps)],
@@ -103,30 +109,7 @@ def leave_metal(streams, sums, scale, base, norm, hc_eps, norm_eps):
 
 def _collapsing(D: int) -> int:
     """Threads, in whole simdgroups, that collapse D channels."""
-    assert D <= 992 * COLLAPSED, D   # with one more simdgroup no more than 1024
     return -(-D // (32 * COLLAPSED)) * 32
-
-
-def hyper_pre(streams: mx.array, mix: mx.array, scale: mx.array, base: mx.array, iterations: int,
-              eps: float) -> tuple[mx.array, mx.array, mx.array]:
-    """The layer's input, and how its output will be mixed back.
-
-    streams [T, N, D] f32; mix [T, 2N + N*N] f32, the product of the normalised streams with `fn`; scale [3]; base
-    [2N + N*N]. Slots: N pre, N post, then an N x N matrix, row = source stream.
-    Returns x [T, D] = sum_n pre[n] streams[n]; post [T, N]; M [T, N, N], made doubly stochastic by `iterations`
-    Sinkhorn rounds, the first of them over columns only (39 normalisations for 20).
-    """
-    return pick(pre_reference)(streams, mix, scale, base, iterations, eps)
-
-
-def hyper_post(y: mx.array, streams: mx.array, post: mx.array, m: mx.array) -> mx.array:
-    """out[t, j] = post[t, j] y[t] + sum_i M[t, i, j] streams[t, i].  y [T, D]; the rest as in hyper_pre. f32."""
-    return pick(post_reference)(y, streams, post, m)
-
-
-def hyper_head(streams: mx.array, mix: mx.array, scale: mx.array, base: mx.array, eps: float) -> mx.array:
-    """The collapse before the output matrix: x [T, D] = sum_n (sigmoid(mix[n] scale + base[n]) + eps) streams[n]."""
-    return pick(head_reference)(streams, mix, scale, base, eps)
 
 
 def head_reference(streams, mix, scale, base, eps):

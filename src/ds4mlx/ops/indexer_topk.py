@@ -8,6 +8,7 @@ import mlx.core as mx
 from ds4mlx.ops import kv_round
 from ds4mlx.ops.dispatch import exact, pick
 from ds4mlx.ops.kernel import kernel
+from ds4mlx.ops.ranking import ranks
 from ds4mlx.ops.rope_tail import reference as rope_reference
 
 QUERIES = 16          # that a threadgroup takes to its rows, which it decodes once for all
@@ -49,16 +50,6 @@ def select_rows(scores: mx.array, start: int, ratio: int, k: int) -> mx.array:
     return pick(select_reference, metal=select_metal)(scores, start, ratio, k)
 
 
-def top_k(scores: mx.array, k: int) -> mx.array:
-    """Indices of the k largest of each row, in ascending order; of equal scores the lower index wins.
-
-    scores [T, C] f32 without NaN, -inf allowed; 0 < k <= C < 2^31. Returns [T, k] i32.
-    """
-    if not 0 < k <= scores.shape[-1]:
-        raise ValueError(f"top_k: {k} of {scores.shape[-1]}")
-    return pick(top_k_reference)(scores, k)
-
-
 def queries_reference(q, cos, sin, packed):
     turned = rope_reference(q, cos, sin)
     return kv_round.fp4_pack(turned) if packed else turned
@@ -75,7 +66,9 @@ def scores_reference(q, weight, rows, scale):
 def select_reference(scores, start, ratio, k):
     seen = (start + 1 + mx.arange(scores.shape[0])) // ratio
     hidden = mx.arange(scores.shape[1]) >= seen[:, None]
-    return _best(mx.where(hidden, -2 ** 31, _ordered(scores)), k)              # below -inf
+    behind = (1 << 62) + mx.arange(scores.shape[1], dtype=mx.int64)             # behind the rank of -inf
+    order = mx.where(hidden, behind, ranks(scores))
+    return mx.sort(mx.argpartition(order, kth=k - 1, axis=-1)[..., :k].astype(mx.int32), axis=-1)
 
 
 def queries_metal(q, cos, sin, packed):
@@ -83,11 +76,12 @@ def queries_metal(q, cos, sin, packed):
     P, lanes = cos.shape[1], W // 4
     if T * H == 0 or W % 4 or P % 2 or lanes & (lanes - 1) or not (16 if packed else 1) <= lanes <= 32:
         return queries_reference(q, cos, sin, packed)
-    shape = (T, H, kv_round.pack_bytes(W, 0, "fp4")) if packed else q.shape
+    groups = -(-T * H * lanes // 128)
+    width, dtype = (kv_round.pack_bytes(W, 0, "fp4"), mx.uint8) if packed else (W, mx.float32)
     (turned,) = kernel("indexer_topk", "queries", ("q", "cosine", "sine", "vectors"), ("turned",))(
-        [q, cos, sin, T * H], [(shape, mx.uint8 if packed else mx.float32)], (-(-T * H * lanes // 128), 1, 1),
-        (128, 1, 1), [("H", H), ("W", W), ("P", P), ("PACKED", packed)])
-    return turned
+        [q, cos, sin, T * H], [((groups * 128 // lanes, width), dtype)], (groups, 1, 1), (128, 1, 1),
+        [("H", H), ("W", W), ("P", P), ("PACKED", packed)])
+    return turned[:T * H].reshape(T, H, width)
 
 
 def scores_metal(q, weight, rows, scale):
@@ -111,20 +105,3 @@ def select_metal(scores, start, ratio, k):
     (rows,) = kernel("indexer_topk", "select", ("scores", "start", "ratio", "count", "width"), ("rows",))(
         [scores, start, ratio, k, C], [((T, k), mx.int32)], (T, 1, 1), (1024, 1, 1))
     return rows
-
-
-def top_k_reference(scores, k):
-    return _best(_ordered(scores), k)
-
-
-def _ordered(scores: mx.array) -> mx.array:
-    """int32 in the order of the floats."""
-    bits = (scores + 0.0).view(mx.int32)                                       # + 0.0: -0 equals 0
-    return mx.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
-
-
-def _best(order: mx.array, k: int) -> mx.array:
-    # One integer key holds the order above and the index below, so equal scores cannot tie.
-    key = (order.astype(mx.int64) << 31) - mx.arange(order.shape[-1], dtype=mx.int64)
-    best = mx.argpartition(-key, kth=k - 1, axis=-1)[..., :k]
-    return mx.sort(best.astype(mx.int32), axis=-1)

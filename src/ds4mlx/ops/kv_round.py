@@ -85,17 +85,6 @@ def fp4_unpack(packed: mx.array, width: int) -> mx.array:
     return (mx.array(E2M1)[codes] * _power(exponent)).reshape(*packed.shape[:-1], width)
 
 
-def fp8_round(row: mx.array, tail: int) -> mx.array:
-    """`row` as it comes out of a packed cache, but for the tail, which stays float32."""
-    return mx.concatenate([fp8_unpack(fp8_pack(row, tail), row.shape[-1], tail)[..., :row.shape[-1] - tail],
-                           row[..., row.shape[-1] - tail:]], axis=-1)
-
-
-def fp4_round(v: mx.array) -> mx.array:
-    """`v` transformed, as it comes out of a packed cache."""
-    return fp4_unpack(fp4_pack(v), v.shape[-1])
-
-
 def _scaled(v: mx.array, block: int, top: float, least: float) -> tuple[mx.array, mx.array]:
     """v in blocks [..., blocks, block], over each block's scale and clamped to ±top; the exponents u8 [..., blocks]."""
     v = v.reshape(*v.shape[:-1], -1, block)

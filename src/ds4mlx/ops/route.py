@@ -19,7 +19,8 @@ def route(logits: mx.array, bias: mx.array | None, table: mx.array | None, ids: 
         raise ValueError("route: give either a bias or a table of experts by token id")
     if not 0 < k <= (logits.shape[-1] if table is None else table.shape[-1]):
         raise ValueError(f"route: {k} of {logits.shape[-1] if table is None else table.shape[-1]} experts")
-    return pick(reference, metal=metal)(logits, bias, table, ids, k, scale)
+    fits = k <= 32 and logits.shape[-1] <= 1024    # one choice a lane; all scores in the registers of a simdgroup
+    return pick(reference, metal=metal if fits else None)(logits, bias, table, ids, k, scale)
 
 
 def probability(logits: mx.array) -> mx.array:
@@ -39,7 +40,6 @@ def reference(logits, bias, table, ids, k, scale):
 
 def metal(logits, bias, table, ids, k, scale):
     T, E = logits.shape
-    assert k <= 32 and E <= 1024, (k, E)   # one choice a lane; all scores in the registers of one simdgroup
     entry, chooses = ("scored", {"bias": bias}) if table is None else ("hashed", {"table": table, "ids": ids})
     names = ("logits", *chooses, "scale")
     selected, weight = kernel("route", entry, names, ("selected", "weight"))(

@@ -12,7 +12,7 @@ from ds4mlx.models.deepseek_v4.layers import Linear
 
 
 class Update(NamedTuple):
-    """A half layer's output y [T, D], and how it is mixed back: post [T, 4], m [T, 4, 4] (`ops.hyper_post`)."""
+    """A half layer's output y [T, D], and how it is mixed back: post [T, 4], m [T, 4, 4] (`ops.hyper_mix`)."""
     y: mx.array
     post: mx.array
     m: mx.array
