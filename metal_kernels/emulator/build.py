@@ -4,9 +4,10 @@ from __future__ import annotations
 import re
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from ds4mlx.metal_kernels.emulator import launch, strict
-from ds4mlx.metal_kernels.emulator.errors import CompileError, NoCompilerError, StrictError
+from ds4mlx.metal_kernels.emulator.errors import CompileError, StrictError
 from ds4mlx.metal_kernels.emulator.instrument import instrument
 from ds4mlx.metal_kernels.emulator.source import Instance, KernelText, unit
 from ds4mlx.metal_kernels.emulator.toolchain import Store, compiler, digest, link, shipped, SHIM
@@ -46,8 +47,11 @@ def _check(store: Store, text: KernelText, made: Instance, code: str, dialect: s
 
 
 def _syntax_tree(store: Store, code: str) -> str:
-    wanted = ["-Xclang", "-ast-dump", "-fno-color-diagnostics"] if compiler().is_clang else []
-    return _compile([*store.flags("plain"), "-w", "-fsyntax-only", *wanted, "-x", "c++", "-"], code)
+    if not compiler().is_clang:  # it gives none, but address spaces are checked when it compiles
+        with TemporaryDirectory() as folder:
+            return _compile([*store.flags("plain"), "-w", "-c", "-x", "c++", "-", "-o", f"{folder}/checked.o"], code)
+    wanted = ["-fsyntax-only", "-Xclang", "-ast-dump", "-fno-color-diagnostics"]
+    return _compile([*store.flags("plain"), "-w", *wanted, "-x", "c++", "-"], code)
 
 
 def _compile(arguments: list[str], code: str) -> str:
@@ -68,17 +72,12 @@ def _plain(store: Store, code: str, dialect: str, part: Path) -> None:
 
 
 def _watched(store: Store, code: str, dialect: str, part: Path) -> None:
-    made = part.with_suffix(".o")
+    text, made = part.with_suffix(".ll"), part.with_suffix(".o")
     try:
-        text = _compile([*store.flags(dialect), "-S", "-emit-llvm", "-x", "c++", "-", "-o", "-"], code)
-    except CompileError as fault:
-        if compiler().is_clang:
-            raise
-        raise NoCompilerError(f"traffic and races need clang's own language, which ziglang did not give ({fault}); "
-                              "apt-get install --no-install-recommends clang-19") from fault
-    try:
-        compiler().run(["-O2", "-g1", "-fPIC", "-Wno-override-module", "-c", "-x", "ir", "-", "-o", str(made)],
-                       instrument(text))
+        _compile([*store.flags(dialect), "-S", "-emit-llvm", "-x", "c++", "-", "-o", str(text)], code)
+        text.write_text(instrument(text.read_text("utf-8")), "utf-8")
+        _compile(["-O2", "-g1", "-fPIC", "-Wno-override-module", "-c", str(text), "-o", str(made)], "")
         link(made, part)
     finally:
+        text.unlink(missing_ok=True)
         made.unlink(missing_ok=True)
