@@ -17,13 +17,13 @@ TABLE = {
     "gguf": BOTTOM, "text": BOTTOM, "chat": LEAF, "sessions": LEAF,
     "engine.protocol": BOTTOM,
     "models": LEAF | {"gguf", "ops"}, "ops": BOTTOM | {"gguf", "metal_kernels"},
-    "engine": LEAF | {"gguf", "models", "ops"},
+    "engine": LEAF | {"gguf", "models", "ops", "metal_kernels"},
     "engine.stub": LEAF | {"engine.protocol", "gguf", "text"},  # its script may be written as text
     "service": BOTTOM | {"chat", "sessions", "text", "gguf", "engine.protocol", "engine.open"},
     "server": BOTTOM | {"chat", "service", "engine.protocol", "text.segments"},
     "tiny": LEAF | {"gguf", "text", "models", ""},
-    "cli": BOTTOM | {"chat", "text", "gguf", "models", "engine.protocol", "engine.open", "service", "server", "tiny",
-                     ""},
+    "cli": BOTTOM | {"chat", "text", "gguf", "models", "engine.protocol", "engine.open", "engine.mlx_plan",
+                     "engine.mlx_kernels", "service", "server", "tiny", ""},
     "notebook": BOTTOM | {"chat", "text", "gguf", "models", "engine", "service", "server", "tiny"},
     "__main__": {"cli"}, "": set(),
 }

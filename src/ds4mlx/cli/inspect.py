@@ -3,7 +3,7 @@ import json
 import sys
 from argparse import ArgumentParser, Namespace
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from math import prod
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from ds4mlx.cli.model import resolve_model
 from ds4mlx.cli.options import add_model_flags, settings_from
+from ds4mlx.cli.tables import Table, aligned, print_rich
 from ds4mlx.errors import UsageError
 
 if TYPE_CHECKING:
@@ -161,13 +162,12 @@ def _facts(s: Summary) -> list[tuple[str, str]]:
     ]
 
 
-def _tables(s: Summary) -> Iterator[tuple[str, list[str], list[list[str]]]]:
-    """(title, head, rows), all cells text, the first column a label."""
-    yield "Tensors", ["family", "tensors", "types", "size"], [
-        [f.name, str(f.tensors), " ".join(f.kinds), _size(f.nbytes)] for f in s.families]
-    yield "Memory, rows packed in FP8 and FP4; working memory comes on top", [
+def _tables(s: Summary) -> Iterator[Table]:
+    yield Table("Tensors", ["family", "tensors", "types", "size"], [
+        [f.name, str(f.tensors), " ".join(f.kinds), _size(f.nbytes)] for f in s.families])
+    yield Table("Memory, rows packed in FP8 and FP4; working memory comes on top", [
         "context", "a session", *(f"weights + {n}" for n in SESSIONS)], [
-        [f"{m.context:,}", _size(m.session_bytes), *map(_size, m.total_bytes.values())] for m in s.memory]
+        [f"{m.context:,}", _size(m.session_bytes), *map(_size, m.total_bytes.values())] for m in s.memory])
 
 
 def _size(nbytes: int) -> str:
@@ -178,36 +178,19 @@ def _size(nbytes: int) -> str:
 
 def plain(s: Summary) -> Iterator[str]:
     """The summary as lines of aligned text."""
-    yield from _aligned(([label, text] for label, text in _facts(s)), right=False)
+    yield from aligned(([label, text] for label, text in _facts(s)), right=False)
     for title, head, rows in _tables(s):
         yield ""
         yield title
-        yield from _aligned([head, *rows], right=True)
-
-
-def _aligned(rows: Iterable[list[str]], right: bool) -> Iterator[str]:
-    rows = list(rows)
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    for row in rows:
-        cells = [cell.rjust(width) if right and i else cell.ljust(width)
-                 for i, (cell, width) in enumerate(zip(row, widths))]
-        yield "  ".join(cells).rstrip()
+        yield from aligned([head, *rows], right=True)
 
 
 def _print_rich(s: Summary) -> None:
-    from rich import box
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Table as Rich
     from rich.text import Text
-    console = Console(markup=False, highlight=False)
-    facts = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    facts = Rich(box=None, show_header=False, padding=(0, 2, 0, 0))
     for label, text in _facts(s):
         facts.add_row(Text(label, "dim"), Text(text, overflow="fold"))
-    console.print(facts)
-    for title, head, rows in _tables(s):
-        table = Table(title=Text(title), title_justify="left", box=box.SIMPLE)
-        for i, label in enumerate(head):
-            table.add_column(Text(label), justify="right" if i else "left")
-        for row in rows:
-            table.add_row(*map(Text, row))
-        console.print(table)
+    Console(markup=False, highlight=False).print(facts)
+    print_rich(_tables(s))

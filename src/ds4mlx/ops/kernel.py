@@ -30,6 +30,7 @@ _observers: list[Callable[["Launch"], list[mx.array] | None]] = []
 class Launch:
     """What one launch was asked to do; `groups` counts threadgroups, `threads` those of one group."""
     kernel: str
+    buffers: tuple[str, ...]     # names of the inputs
     inputs: tuple[Input, ...]
     template: tuple[tuple[str, int | bool | mx.Dtype], ...]
     groups: Size
@@ -49,7 +50,7 @@ class Kernel:
     def __call__(self, inputs: Sequence[Input], outputs: Sequence[Output], groups: Size, threads: Size,
                  template: Template = ()) -> list[mx.array]:
         """The outputs, in order. Whole threadgroups only: the body checks edges of the data, never of the grid."""
-        launch = Launch(self.name, tuple(inputs), tuple(template), groups, threads, tuple(outputs))
+        launch = Launch(self.name, self.inputs, tuple(inputs), tuple(template), groups, threads, tuple(outputs))
         for observer in _observers:
             replaced = observer(launch)
             if replaced is not None:
