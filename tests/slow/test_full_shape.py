@@ -78,10 +78,22 @@ def rounded(x, block, levels):
 def rounding_as_ds4_does(monkeypatch):
     """Products with Q8_0 take activations in 8 bits per 32, those of the experts in 8 bits per 256."""
     dense, gate_up, down = ops.dense_matmul, ops.expert_gate_up, ops.expert_down
-    monkeypatch.setattr(ops, "dense_matmul", lambda x, w, groups=1: dense(
-        rounded(x, 32, 127) if w.kind == "Q8_0" else x, w, groups))
-    monkeypatch.setattr(ops, "expert_gate_up", lambda x, *rest: gate_up(rounded(x, 256, 127), *rest))
-    monkeypatch.setattr(ops, "expert_down", lambda mid, *rest: down(rounded(mid, 256, 127), *rest))
+
+    def rounded_dense(x, w, groups=1):
+        return dense(rounded(x, 32, 127) if w.kind == "Q8_0" else x, w, groups)
+
+    def rounded_gate_up(x, selected, weight, gate, up, limit, shared):
+        routed = gate_up(rounded(x, 256, 127), selected, weight, gate, up, limit)
+        last = ops.swiglu(*(rounded_dense(x, w) for w in shared), limit)
+        return mx.concatenate([routed, last[:, None]], axis=1)
+
+    def rounded_down(mid, selected, stack, shared):
+        return down(rounded(mid[:, :-1], 256, 127), selected, stack) + rounded_dense(mid[:, -1], shared)
+
+    monkeypatch.setattr(ops, "dense_matmul", rounded_dense)
+    monkeypatch.setattr(ops, "dense_matmuls", lambda x, ws: [rounded_dense(x, w) for w in ws])
+    monkeypatch.setattr(ops, "expert_gate_up", rounded_gate_up)
+    monkeypatch.setattr(ops, "expert_down", rounded_down)
 
 
 def test_hello_is_as_near_to_ds4_as_its_own_engines_are(logits):
