@@ -206,7 +206,7 @@ struct Groups {
 extern "C" {
 
 // Changes with the signatures below, so that native.py can tell an old build from its own.
-int ds4mlx_version() { return 1; }
+int ds4mlx_version() { return 2; }
 
 const char* ds4mlx_instructions(int simd) { return choose(simd).name; }
 
@@ -216,16 +216,18 @@ void ds4mlx_codebook(const int8_t* grid, const int8_t* signs) {
     for (size_t i = 0; i < 128 * 8; i++) IQ2.signs[i / 8][i % 8] = signs[i] < 0 ? 1u << 31 : 0;
 }
 
-// y[t, g N + n] = sum_k x[t, g, k] W[g, n, k] over the G matrices of a stack. x [T, G, K] and y [T, G N] f32.
-int ds4mlx_matmul(const Runner* with, const Stack* w, const float* x, size_t tokens, float* y) {
+// y[g, t, n] = sum_k x[g, t, k] W[g, n, k] over the G matrices of a stack, f32. Tokens and matrices are as many floats
+// apart in x and y as their strides say.
+int ds4mlx_matmul(const Runner* with, const Stack* w, size_t tokens, const float* x, size_t x_token, size_t x_matrix,
+                  float* y, size_t y_token, size_t y_matrix) {
     const Product product = choose(with->simd).product;
     const Chunks chunks(*with, w->rows, w->matrices);
     run(*with, w->matrices * w->rows * w->width * tokens, chunks.tasks, [&](size_t task) {
         const size_t g = chunks.matrix(task), first = chunks.first(task);
         std::vector<const float*> rows(tokens);
-        for (size_t t = 0; t < tokens; t++) rows[t] = x + (t * w->matrices + g) * w->width;
-        product(rows_of(*w, g, first, chunks.count(task)), rows.data(), tokens, y + g * w->rows + first,
-                w->matrices * w->rows, scratch<0>(SLAB_ROWS * SLAB_WIDTH));
+        for (size_t t = 0; t < tokens; t++) rows[t] = x + g * x_matrix + t * x_token;
+        product(rows_of(*w, g, first, chunks.count(task)), rows.data(), tokens, y + g * y_matrix + first, y_token,
+                scratch<0>(SLAB_ROWS * SLAB_WIDTH));
     });
     return 0;
 }

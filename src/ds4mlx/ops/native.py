@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from importlib.util import find_spec
+from math import prod
 
 import mlx.core as mx
 import numpy as np
@@ -23,7 +24,7 @@ log = logging.getLogger(__name__)
 Weights = tuple[np.ndarray, str]                # blocks u8 and their GGUF type
 Shared = tuple[np.ndarray, np.ndarray, str]     # gate, up and the type of both
 
-VERSION = 1     # of the functions in native.cpp
+VERSION = 2     # of the functions in native.cpp
 GROUP = 32      # weights that native.cpp takes at a time: rows of F16, BF16 and F32 may be no multiple of it
 SLAB_WEIGHTS = 1 << 21  # decoded at once for NumPy on a core: 8 MiB of float32, near the cache and small beside a model
 
@@ -66,8 +67,26 @@ def matmul(x: np.ndarray, blocks: np.ndarray, kind: str, groups: int = 1, *, sim
     if library is None or width % GROUP:
         return _numpy_matmul(x, stack, kind)
     x, y = _floats(x), np.empty((x.shape[0], n), np.float32)
-    library.ds4mlx_matmul(_Runner(simd, threads or cores()), _Stack.of(stack, kind, width), _at(x), x.shape[0], _at(y))
+    library.ds4mlx_matmul(_Runner(simd, threads or cores()), _Stack.of(stack, kind, width), x.shape[0],
+                          _at(x), groups * width, width, _at(y), n, n // groups)
     return y
+
+
+def product(a: mx.array, b: mx.array) -> mx.array:
+    """a @ b in float32.  a [..., M, K]; b [K, N] for all of a, or [..., K, N] with a's leading axes."""
+    a, b = array(a), array(b)
+    (k, n), batch = b.shape[-2:], prod(b.shape[:-2])
+    a, shape = a.reshape(batch, -1, k), (*a.shape[:-1], n)
+    library = _library()
+    if library is None:
+        return mx.array((a @ b.reshape(batch, k, n)).reshape(shape))
+    x = np.ascontiguousarray(np.pad(a, ((0, 0), (0, 0), (0, -k % GROUP))))
+    w = np.zeros((batch, n, x.shape[2]), np.float32)
+    w[..., :k] = b.reshape(batch, k, n).swapaxes(1, 2)
+    y = np.empty((*x.shape[:2], n), np.float32)
+    library.ds4mlx_matmul(_Runner(True, cores()), _Stack.of(w.view(np.uint8), "F32", x.shape[2]), x.shape[1],
+                          _at(x), x.shape[2], x.shape[1] * x.shape[2], _at(y), n, x.shape[1] * n)
+    return mx.array(y.reshape(shape))
 
 
 def gate_up(x: np.ndarray, selected: np.ndarray, weight: np.ndarray, gate: np.ndarray, gate_kind: str, up: np.ndarray,
@@ -185,7 +204,7 @@ def _library() -> ctypes.CDLL | None:
     runner, stack = ctypes.POINTER(_Runner), ctypes.POINTER(_Stack)
     library.ds4mlx_instructions.restype = ctypes.c_char_p
     library.ds4mlx_codebook.argtypes = [address, address]
-    library.ds4mlx_matmul.argtypes = [runner, stack, address, size, address]
+    library.ds4mlx_matmul.argtypes = [runner, stack, size, address, size, size, address, size, size]
     library.ds4mlx_gate_up.argtypes = [runner, stack, stack, address, size, size, address, address, ctypes.c_float,
                                        address, size]
     library.ds4mlx_down.argtypes = [runner, stack, address, size, size, size, address, address]
