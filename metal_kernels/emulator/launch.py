@@ -18,7 +18,7 @@ from ds4mlx.metal_kernels.emulator.memory import Guarded, guarded
 from ds4mlx.metal_kernels.emulator.toolchain import Store
 from ds4mlx.metal_kernels.emulator.traffic import BufferTraffic, Moved, Traffic
 
-IN_PLACE_ABOVE = 64 << 20  # bytes: larger inputs are not copied into guarded memory
+IN_PLACE_ABOVE = 64 << 20  # bytes: larger inputs are not copied into guarded memory, so their ends are not watched
 SCHEDULES = ("forward", "reverse", "shuffle")
 TABLES = "(tables)"
 _FAULTS: dict[int, type[EmulatorError]] = {

@@ -165,7 +165,9 @@ class Store:
         if not compiler().is_clang:
             return [*flags, "-include", str(header)]
         name = f"{self.shim.name}/{dialect}-{digest(compiler().fingerprint, *flags)}.pch"
-        made = self.make(name, lambda part: compiler().run([*flags, "-x", "c++-header", str(header), "-o", str(part)]))
+        # Two processes may both have copied the header: what counts is its text, which its folder is named for.
+        build = [*flags, "-Xclang", "-fno-pch-timestamp", "-x", "c++-header", str(header), "-o"]
+        made = self.make(name, lambda part: compiler().run([*build, str(part)]))
         return [*flags, "-include-pch", str(made)]
 
     def runtime(self) -> Path:

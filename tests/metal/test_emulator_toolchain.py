@@ -1,10 +1,14 @@
 """Which compiler is taken, and where what it makes is kept."""
 import logging
+import re
+import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from ds4mlx.metal_kernels import emulator
 from ds4mlx.metal_kernels.emulator import EmulatorError, NoCompilerError, metal_kernel
 from ds4mlx.metal_kernels.emulator.toolchain import Compiler, Store, find_compiler
 
@@ -66,3 +70,10 @@ def test_a_kernel_compiles_into_the_folder_it_is_given_and_is_found_there_again(
         (y,) = kernel(inputs=[3], grid=(4, 1, 1), threadgroup=(4, 1, 1), output_shapes=[(4,)], output_dtypes=[np.int32])
         assert y.tolist() == [3] * 4
     assert len(list((tmp_path / "cache").glob("constant-*.so"))) == 1
+
+
+def test_the_emulator_reads_no_environment_and_works_without_mlx():
+    texts = [path.read_text("utf-8") for path in Path(emulator.__file__).parent.glob("*.py")]
+    assert not any(re.search(r"os\.environ|getenv|import environ", text) for text in texts)
+    code = "import sys; sys.modules['mlx'] = None; import ds4mlx.metal_kernels.emulator"
+    assert subprocess.run([sys.executable, "-W", "error", "-c", code]).returncode == 0
