@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MOST_THREADS = 1024  # of a threadgroup
+MOST_BUFFERS = 31    # in the argument table of an Apple GPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +92,8 @@ class metal_kernel:  # noqa: N801, the name that MLX gives it
         self._check(len(pairs), output_shapes, dtypes, grid, threadgroup)
         arrays = [np.asarray(array, order="C") if self._contiguous else array for array, _ in pairs]
         made = instance(self.text, arrays, [name for _, name in pairs], dtypes, template or ())
+        if made.buffers > MOST_BUFFERS:
+            raise LimitError(f"{self.text.name}: {made.buffers} buffers, shapes included; {MOST_BUFFERS} are allowed")
         if verbose:
             log.info("%s", metal_source(self.text, made))
         sizes = [int(np.prod(shape, dtype=np.int64)) * itemsize(dtype)

@@ -81,6 +81,11 @@ class Instance:
     parameters: tuple[str, ...]  # as Metal sees them
     values: tuple[str, ...]      # what the launcher passes for each
 
+    @property
+    def buffers(self) -> int:
+        """Arguments that take a place in the table of buffers."""
+        return sum("[[buffer(" in parameter for parameter in self.parameters)
+
 
 def instance(text: KernelText, arrays: Sequence[np.ndarray], dtypes: Sequence[str], output_dtypes: Sequence[str],
              template: Template) -> Instance:

@@ -4,7 +4,7 @@ import pytest
 
 from ds4mlx.metal_kernels.emulator import (
     CompileError, DivergenceError, EndlessLoopError, LimitError, OutOfBoundsError, StrictError,
-    UndefinedBehaviourError, checking)
+    UndefinedBehaviourError, checking, metal_kernel)
 from ds4mlx.metal_kernels.emulator.toolchain import compiler
 
 SUM = "inline float first(const device float* p) { return p[0]; }"
@@ -108,6 +108,14 @@ def test_limits_of_a_threadgroup_are_kept(emulate):
     assert emulate("threadgroup float t[8192];\nt[i] = x[i];\ny[i] = t[i];")[5] == 1
     with pytest.raises(LimitError, match="1056 threads, 1024 are allowed"):
         emulate("if (i < 64) { y[i] = 0; }", n=1056)
+
+
+def test_a_kernel_takes_31_buffers_at_most():
+    names = [f"x{k}" for k in range(31)]
+    kernel = metal_kernel("many", names, ["y"], "y[thread_position_in_grid.x] = x0;")
+    with pytest.raises(LimitError, match="32 buffers, shapes included; 31 are allowed"):
+        kernel(inputs=[1] * 31, grid=(1, 1, 1), threadgroup=(1, 1, 1), output_shapes=[(1,)],
+               output_dtypes=[np.float32])
 
 
 def test_arguments_that_fit_no_kernel_are_refused(emulate):
