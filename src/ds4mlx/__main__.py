@@ -1,4 +1,5 @@
 """python -m ds4mlx"""
 from ds4mlx.cli.main import console
 
-console()
+if __name__ == "__main__":  # a child process imports this file under another name
+    console()
