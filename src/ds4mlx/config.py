@@ -11,7 +11,8 @@ from typing import Literal, Self, get_args, get_origin, get_type_hints
 from ds4mlx.errors import UsageError
 
 PREFIX = "DS4MLX_"
-COMMANDS = ("run", "serve", "tokens", "logits", "logprobs", "inspect", "bench")  # each may have a section in a file
+# Each may have a section in a file.
+COMMANDS = ("run", "serve", "tokens", "logits", "logprobs", "inspect", "bench", "doctor")
 
 
 @dataclass(frozen=True, slots=True)
