@@ -12,6 +12,7 @@ from ds4mlx import ops
 from ds4mlx.engine import mlx_kernels
 from ds4mlx.engine.mlx_kernel_cases import SIZES, Case, cases
 from ds4mlx.engine.mlx_kernel_checks import Near
+from ds4mlx.metal_kernels.emulator import NoCompilerError
 from ds4mlx.ops.kernel import observe
 
 FOLDER = Path(__file__).parents[2] / "metal_kernels"
@@ -101,6 +102,13 @@ def test_an_op_that_runs_its_reference_instead_fails():
     case = Case("swiglu", "has no kernel", lambda rng: lambda: [ops.swiglu(mx.ones(3), mx.ones(3), 1.0)],
                 (Near(1e-6, "the same"),))
     assert "no kernel was launched" in mlx_kernels.check(case, "metal-emulated").fault
+
+
+def test_a_missing_compiler_is_no_fault_of_a_kernel():
+    def call():
+        raise NoCompilerError("none here")
+    with pytest.raises(NoCompilerError):
+        mlx_kernels.check(Case("any", "op", lambda rng: call, ()), "metal-emulated")
 
 
 def test_a_timed_case_has_a_time_and_a_bandwidth(monkeypatch):

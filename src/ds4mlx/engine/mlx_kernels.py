@@ -18,6 +18,7 @@ from ds4mlx.engine.isolated import Child, ChildDied
 from ds4mlx.engine.mlx_kernel_cases import SIZES, Call, Case, cases
 from ds4mlx.engine.mlx_kernel_checks import Difference, Near
 from ds4mlx.engine.mlx_plan import least_bytes
+from ds4mlx.metal_kernels.emulator import NoCompilerError
 from ds4mlx.ops.kernel import Launch, observe
 
 Implementation = Literal["metal", "metal-emulated"]
@@ -108,7 +109,7 @@ def _chosen(sizes: str, only: str) -> list[Case]:
 
 
 def check(case: Case, implementation: Implementation, timed: bool = False) -> Result:
-    """Runs the case by the reference and by the kernels."""
+    """Runs the case by the reference and by the kernels. Raises NoCompilerError where the emulator lacks one."""
     launches: list[Launch] = []
     try:
         call = case.build(np.random.default_rng(SEED))
@@ -125,6 +126,8 @@ def check(case: Case, implementation: Implementation, timed: bool = False) -> Re
             with ops.only(implementation, exact=case.exact):
                 result = replace(result, microseconds=_microseconds(case, least, sum(a.nbytes for a in found)))
         return result
+    except NoCompilerError:
+        raise
     except Exception as fault:  # whatever a kernel does, the next one has its turn
         return _failed(case, _kernels(launches), f"{type(fault).__name__}: {fault}")
 
