@@ -19,6 +19,7 @@ from ds4mlx.metal_kernels.emulator.toolchain import Store
 from ds4mlx.metal_kernels.emulator.traffic import BufferTraffic, Moved, Traffic
 
 IN_PLACE_ABOVE = 64 << 20  # bytes: larger inputs are not copied into guarded memory, so their ends are not watched
+ALIGNMENT = 16              # bytes, of the widest vector a kernel may load
 SCHEDULES = ("forward", "reverse", "shuffle")
 TABLES = "(tables)"
 _FAULTS: dict[int, type[EmulatorError]] = {
@@ -124,7 +125,8 @@ def run(host: ctypes.CDLL, library: Library, arguments: Arguments, order: Order
         guards: list[Guarded] = []
 
         def place(name: str, data: np.ndarray) -> None:
-            if not data.flags.c_contiguous or data.nbytes > IN_PLACE_ABOVE:
+            aligned = data.ctypes.data % ALIGNMENT == 0  # MLX's own CPU memory is not; a Metal buffer always is
+            if not data.flags.c_contiguous or data.nbytes > IN_PLACE_ABOVE and aligned:
                 ranges.append((name, data.ctypes.data, _extent_bytes(data)))
                 return
             buffer = stack.enter_context(guarded(host, name, data.nbytes))

@@ -152,3 +152,12 @@ def test_a_grid_that_threadgroups_do_not_divide_has_smaller_ones_at_its_end():
     """)
     (y,) = kernel(inputs=[1], grid=(5, 2, 1), threadgroup=(3, 1, 1), output_shapes=[(2, 5)], output_dtypes=[np.int32])
     assert y.tolist() == [[300, 301, 302, 200, 201], [310, 311, 312, 210, 211]]
+
+
+def test_large_arrays_of_mlx_may_be_read_as_vectors():
+    """MLX aligns its memory on a CPU to 8 bytes, Metal's to pages; above 64 MiB inputs are used where they lie."""
+    x = mx.ones((17 << 20,))
+    body = "uint i = thread_position_in_grid.x;\ny[i] = (*(const device float4*)(x + 4 * i)).w;"
+    (y,) = metal_kernel("wide", ["x"], ["y"], body)(
+        inputs=[x], grid=(64, 1, 1), threadgroup=(64, 1, 1), output_shapes=[(64,)], output_dtypes=[mx.float32])
+    assert mx.array_equal(y, mx.ones(64))
