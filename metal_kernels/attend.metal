@@ -133,7 +133,7 @@ UNROLL for (ushort i = 0; i < 4 * HEAD_TILES; ++i) {
     for (ushort s = 0; s < PARTS; ++s) {
         square += regions[s * REGION + 2 * i + r];
     }
-    float scale = 1.0f / sqrt((square / float(D) + eps) * float(D));
+    float scale = 1.0f / precise::sqrt((square / float(D) + eps) * float(D));
     channels[i] = turned<D, R>(channels[i] * scale, j, cos_row, sin_row, 1.0f);
 }
 threadgroup_barrier(mem_flags::mem_threadgroup);
@@ -200,7 +200,7 @@ for (int block = int(slice) * share; block < end; block += BLOCK) {
             z = key < 0 ? -INFINITY : z;
             float before = most[k];
             most[k] = max(before, simd_max(z));
-            float w = exp(z - most[k]), less = exp(before - most[k]);
+            float w = precise::exp(z - most[k]), less = precise::exp(before - most[k]);
             total[k] = total[k] * less + simd_sum(w);
             weights[h * SCORE_PITCH + lane] = TILE(w);
             if (lane == 0) {
@@ -265,7 +265,7 @@ for (int s = 0; s < slices; ++s) {
 float total = 0.0f;
 float4 v = float4(0.0f);
 for (int s = 0; s < slices; ++s) {
-    float e = exp(limits[2 * (at + s)] - most);
+    float e = precise::exp(limits[2 * (at + s)] - most);
     total += e * limits[2 * (at + s) + 1];
     v += e * *(const device float4*)(sums + (at + s) * uint(D) + j);
 }

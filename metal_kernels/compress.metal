@@ -35,7 +35,7 @@ struct Pool {
 
 inline Pool merged(Pool a, Pool b) {
     float4 most = max(a.most, b.most);
-    float4 scale_a = exp(a.most - most), scale_b = exp(b.most - most);
+    float4 scale_a = precise::exp(a.most - most), scale_b = precise::exp(b.most - most);
     return Pool{most, a.weight * scale_a + b.weight * scale_b, a.sum * scale_a + b.sum * scale_b};
 }
 
@@ -91,7 +91,7 @@ if (PARTS > 1) {
     }
 }
 float4 v = part == 0 ? pool.sum / pool.weight : float4(0.0f);
-float scale = rsqrt(threadgroup_sum(dot(v, v), partial, index, threads) / float(W) + eps);
+float scale = precise::rsqrt(threadgroup_sum(dot(v, v), partial, index, threads) / float(W) + eps);
 if (part > 0) {
     return;
 }

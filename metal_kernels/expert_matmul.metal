@@ -93,7 +93,7 @@ inline void down_products(const device uint8_t* down, uint first, uint D, uint F
 // silu(min(gate, limit)) * clamp(up, -limit, limit).
 inline float swiglu(float gate, float up, float limit) {
     gate = min(gate, limit);
-    return gate / (1 + exp(-gate)) * clamp(up, -limit, limit);
+    return gate / (1 + precise::exp(-gate)) * clamp(up, -limit, limit);
 }
 
 // ---- prefill

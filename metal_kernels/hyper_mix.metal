@@ -68,7 +68,7 @@ inline void add_parts(Floats sums, ulong first, uint parts, uint simdgroup, uint
 }
 
 inline float sigmoid(float x) {
-    return 1.0f / (1.0f + exp(-x));
+    return 1.0f / (1.0f + precise::exp(-x));
 }
 
 // x = the thread's channels index, index + threads, ... of sum_n pre[n] streams[n]. Returns the sum of their squares.
@@ -91,7 +91,7 @@ inline float collapse(const device float* streams, const thread float* pre, uint
 template <int D, typename Floats>
 inline void write_normalised(const thread float* x, const threadgroup float* squares, uint simdgroups, Floats norm,
                              float eps, uint index, uint lane, device float* out) {
-    float scale = rsqrt(simd_sum(lane < simdgroups ? squares[lane] : 0.0f) / D + eps);
+    float scale = precise::rsqrt(simd_sum(lane < simdgroups ? squares[lane] : 0.0f) / D + eps);
     for (uint i = 0; i < EACH; ++i) {
         uint d = index + i * 32 * simdgroups;
         if (d < D) {
@@ -118,7 +118,7 @@ template <int N> inline float row_max(float v) {
 // The lane's element of softmax(v) + eps after columns, then `iterations` - 1 times rows and columns, were divided by
 // their sums + eps.
 template <int N> inline float sinkhorn(float v, int iterations, float eps) {
-    float e = exp(v - row_max<N>(v));
+    float e = precise::exp(v - row_max<N>(v));
     float m = e / sum_along<N, 1>(e) + eps;
     m /= sum_along<N, N>(m) + eps;
     for (int i = 1; i < iterations; ++i) {
@@ -164,7 +164,7 @@ uint index = thread_index_in_threadgroup, collapsing = simdgroups_per_threadgrou
 add_parts<M>(sums, t * uint(parts) * (M + 1), parts, simdgroup, collapsing + 1, lane, totals);
 threadgroup_barrier(mem_flags::mem_threadgroup);
 
-float inverse = rsqrt(totals[M] / (N * D) + norm_eps);
+float inverse = precise::rsqrt(totals[M] / (N * D) + norm_eps);
 float collapsed[EACH];
 if (simdgroup < collapsing) {
     float pre[N];
@@ -198,7 +198,7 @@ uint index = thread_index_in_threadgroup, simdgroups = simdgroups_per_threadgrou
 add_parts<N>(sums, t * uint(parts) * (N + 1), parts, simdgroup, simdgroups, lane, totals);
 threadgroup_barrier(mem_flags::mem_threadgroup);
 
-float inverse = rsqrt(totals[N] / (N * D) + norm_eps);
+float inverse = precise::rsqrt(totals[N] / (N * D) + norm_eps);
 float pre[N];
 for (uint n = 0; n < N; ++n) {
     pre[n] = sigmoid(totals[n] * inverse * scale[0] + base[n]) + hc_eps;

@@ -25,7 +25,7 @@ if (group % 2 == 0) {
     for (uint i = index; i < Q / 4; i += threads) {
         squares += dot(x[i], x[i]);
     }
-    float scale = rsqrt(threadgroup_sum(squares, partial, index, threads) / float(Q) + eps);
+    float scale = precise::rsqrt(threadgroup_sum(squares, partial, index, threads) / float(Q) + eps);
     for (uint i = index; i < Q / 4; i += threads) {
         y[i] = x[i] * scale * ((const device float4*)q_norm)[i];
     }
@@ -33,7 +33,7 @@ if (group % 2 == 0) {
 }
 uint j = 4 * index;
 float4 v = ((const device float4*)kv)[t * threads + index];
-float scale = rsqrt(threadgroup_sum(dot(v, v), partial, index, threads) / float(D) + eps);
+float scale = precise::rsqrt(threadgroup_sum(dot(v, v), partial, index, threads) / float(D) + eps);
 v = v * scale * ((const device float4*)kv_norm)[index];
 if (j >= D - R) {
     uint p = t * (R / 2) + (j - (D - R)) / 2;

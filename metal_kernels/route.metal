@@ -9,13 +9,13 @@
 // log(1 + x) for 0 <= x <= 1. What 1 + x rounds away is what its logarithm is scaled back by.
 inline float log_1p(float x) {
     float sum = 1.0f + x;
-    return sum == 1.0f ? x : log(sum) * (x / (sum - 1.0f));
+    return sum == 1.0f ? x : precise::log(sum) * (x / (sum - 1.0f));
 }
 
 // Below -16 log(1 + e^z) is e^z to float's precision, and the root taken inside lasts twice as far down.
 inline float probability(float logit) {
-    float softplus = max(logit, 0.0f) + log_1p(exp(-abs(logit)));
-    return logit < -16.0f ? exp(0.5f * logit) : sqrt(softplus);
+    float softplus = max(logit, 0.0f) + log_1p(precise::exp(-abs(logit)));
+    return logit < -16.0f ? precise::exp(0.5f * logit) : precise::sqrt(softplus);
 }
 // ---- kernel scored
 enum { EACH = (E + 31) / 32 };

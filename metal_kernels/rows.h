@@ -106,7 +106,7 @@ template <int W> inline float4 hadamard(float4 v, uint lane) {
                               simd_shuffle_xor(v.w, d));
         v = lane & d ? other - v : v + other;
     }
-    return v * (1.0f / sqrt(float(W)));
+    return v * (1.0f / precise::sqrt(float(W)));
 }
 
 // ---- access

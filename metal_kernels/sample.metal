@@ -51,7 +51,7 @@ struct Room {
 };
 
 inline float probability(float logit, Scale scale) {
-    return logit == scale.best ? 1.0f : exp((logit - scale.best) / scale.temperature);
+    return logit == scale.best ? 1.0f : precise::exp((logit - scale.best) / scale.temperature);
 }
 
 inline ulong weight_of(float p) {
