@@ -126,7 +126,7 @@ def _template(template: Template) -> tuple[str, str]:
 def metal_source(text: KernelText, made: Instance) -> str:
     """What MLX would hand to Metal, but for its own prelude."""
     parameters = ",\n".join(f"  {parameter}" for parameter in made.parameters)
-    return (f"{text.header}\n{made.template}[[kernel]] void custom_kernel_{text.name}(\n{parameters}) {{\n"
+    return (f"{text.header}{made.template}[[kernel]] void custom_kernel_{text.name}(\n{parameters}) {{\n"
             f"{text.source}\n}}\n")
 
 

@@ -52,6 +52,8 @@ def lint(header: str, body: str, name: str, template: str) -> list[str]:
     inside = _read(body, f"{name}.source", parameters | above.types)
     problems = [f"{text.where}: not ASCII, which is how MLX hands it to Metal"
                 for text, raw in ((above, header), (inside, body)) if not raw.isascii()]
+    if re.search(r"(//|^\s*#)[^\n]*\Z", header, re.M):
+        problems.append(f"{above.where}: the last line needs its newline, for MLX writes the kernel right behind it")
     for text in (above, inside):
         problems += [*_words(text), *_pointers(text)]
     return problems + [*_redefined(above), *_program_scope(above)]

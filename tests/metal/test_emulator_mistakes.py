@@ -69,8 +69,9 @@ def test_memory_that_nobody_wrote_is_nan(emulate):
     ("auto f = [&](float v) { return v; };\ny[i] = f(x[i]);", "", "source:2: no lambdas"),
     ("y[i] = x[i];", "inline float hypot(float a, float b) { return a + b; }", "header:1: MLX already defines 'hypot'"),
     ("y[i] = x[i]; // \N{MICRO SIGN}", "", "source: not ASCII"),
+    ("y[i] = two();", "inline float two() { return 2.0f; } // two", "header: the last line needs its newline"),
 ], ids=["no space", "wrong space", "global", "helper's threadgroup memory", "static", "double", "std", "lambda",
-        "MLX's name", "not ASCII"])
+        "MLX's name", "not ASCII", "no newline"])
 def test_what_apples_compiler_would_refuse_is_refused(emulate, body, header, says):
     with pytest.raises(StrictError, match=says):
         emulate(body, header=header)

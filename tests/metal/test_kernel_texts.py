@@ -23,7 +23,8 @@ METAL_NAMES = set("""abs absdiff access acos acosh address addsat all any array 
     select sign signbit simd_all simd_any simd_ballot simd_broadcast simd_max simd_min simd_shuffle simd_sum sin sincos
     sinh sinpi smoothstep sqrt step subsat tan tanh tanpi tensor texture thread_scope threadgroup_barrier transpose
     trunc uniform vec""".split())
-FUNCTION = re.compile(r"(?m)^\s*(?:template\s*<[^{};]*>\s*)?(?:inline|constexpr)\s[^=;{}()]*?(\w+)\s*(?:<[^(){};]*>)?\(")
+FUNCTION = re.compile(r"(?m)^\s*(?:template\s*<[^{};]*>\s*)?(?:inline|constexpr)\s"
+                      r"[^=;{}()]*?(\w+)\s*(?:<[^(){};]*>)?\(")
 TYPE = re.compile(r"\bstruct (\w+)")
 APPROXIMATE = re.compile(r"(?<!precise::)(?<!fast::)\b(?:exp|exp2|exp10|log|log2|log10|sin|cos|tan|sinh|cosh|tanh|pow|"
                          r"powr|sqrt|rsqrt|divide|fmod)\s*\(")
