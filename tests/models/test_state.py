@@ -48,7 +48,7 @@ def test_a_packed_row_of_flash_takes_584_bytes_and_its_indexer_row_68():
 
 def test_a_mark_of_a_flash_state_does_not_depend_on_its_length():
     window, frontiers, logits = 3.21e6, 11_479_040, 129_280 * 4
-    assert schema.mark_bytes(FLASH, True) == pytest.approx(window + frontiers + logits, rel=0.05)  # slots never read again
+    assert schema.mark_bytes(FLASH, True) == pytest.approx(window + frontiers + logits, rel=0.05)  # unread slots
 
 
 @pytest.mark.parametrize("tokens", [0, 3, 4, 7, 8, 127, 128, 130])

@@ -1,9 +1,11 @@
 """Attention over the window's rows and the compressed rows, with a sink; a row is key and value at once."""
+from collections.abc import Callable
 from math import isqrt
 
 import mlx.core as mx
 import numpy as np
 
+from ds4mlx.ops import native
 from ds4mlx.ops.dispatch import exact, pick
 from ds4mlx.ops.kernel import kernel
 from ds4mlx.ops.kv_round import fp8_unpack, pack_bytes
@@ -13,6 +15,8 @@ QUERY_BLOCK = 128       # of the reference: the window of so many spans 255 rows
 DECODE_TOKENS = 8       # up to here products are in float32 always
 MOST_GROUPS = 128       # threadgroups up to which keys are split
 PART, WIDEST = 64, 768  # channels of a SIMD-group; of a head, or threadgroup memory would not do
+
+Product = Callable[[mx.array, mx.array], mx.array]
 
 
 def attention(q: mx.array, cos: mx.array, sin: mx.array, window: mx.array, start: int, rows: mx.array | None,
@@ -38,10 +42,14 @@ def attention(q: mx.array, cos: mx.array, sin: mx.array, window: mx.array, start
             raise ValueError(f"attention: rows {keys.shape} {keys.dtype} for heads of {D} channels, {R} of them rotary")
     if chosen is not None and (rows is None or chosen.shape[0] != T):
         raise ValueError(f"attention: choice {chosen.shape} for {T} tokens, of {0 if rows is None else len(rows)} rows")
-    return pick(reference, metal=metal)(q, cos, sin, window, start, rows, chosen, ratio, sink, width, eps)
+    return pick(reference, metal=metal, native=cpu)(q, cos, sin, window, start, rows, chosen, ratio, sink, width, eps)
 
 
-def reference(q, cos, sin, window, start, rows, chosen, ratio, sink, width, eps):
+def cpu(q, cos, sin, window, start, rows, chosen, ratio, sink, width, eps):
+    return reference(q, cos, sin, window, start, rows, chosen, ratio, sink, width, eps, native.product)
+
+
+def reference(q, cos, sin, window, start, rows, chosen, ratio, sink, width, eps, product: Product = mx.matmul):
     T, H = q.shape[0], sink.shape[0]
     D, tail = q.shape[1] // H, 2 * cos.shape[1]
     q = rope_tail(mx.fast.rms_norm(q.reshape(T, H, D), None, eps), cos, sin)
@@ -57,7 +65,8 @@ def reference(q, cos, sin, window, start, rows, chosen, ratio, sink, width, eps)
         p = np.arange(first, int(t[-1]) + 1)
         window_mask = mx.array((p <= t[:, None]) & (p > t[:, None] - width))
         seen, rows_mask = _visible_rows(rows, None if chosen is None else chosen[block], visible[block], D, tail)
-        parts.append(_attend(q[block], window[first - base:int(t[-1]) + 1 - base], window_mask, seen, rows_mask, sink))
+        near = window[first - base:int(t[-1]) + 1 - base]
+        parts.append(_attend(q[block], near, window_mask, seen, rows_mask, sink, product))
         if T > QUERY_BLOCK:
             mx.eval(parts[-1])  # or the keys and scores of several blocks would be alive at once
     o = parts[0] if len(parts) == 1 else mx.concatenate(parts)
@@ -122,7 +131,7 @@ def _unpacked(rows: mx.array, D: int, tail: int) -> mx.array:
 
 
 def _attend(q: mx.array, window: mx.array, window_mask: mx.array, rows: mx.array | None, rows_mask: mx.array | None,
-            sink: mx.array) -> mx.array:
+            sink: mx.array, product: Product) -> mx.array:
     """The softmax and the sums, of queries that are ready.
 
     q [T, H, D]; window [R, D] with window_mask [T, R], True where visible; rows either [C, D] for all queries or
@@ -130,13 +139,13 @@ def _attend(q: mx.array, window: mx.array, window_mask: mx.array, rows: mx.array
     """
     T, H, D = q.shape
     q = q * D ** -0.5
-    z = mx.where(window_mask[:, None], q @ window.T, -mx.inf)                   # [T, H, R]
+    z = mx.where(window_mask[:, None], product(q, window.T), -mx.inf)           # [T, H, R]
     if rows is not None:
-        z_rows = q @ rows.swapaxes(-1, -2)                                      # [T, H, C] for both forms of rows
+        z_rows = product(q, rows.swapaxes(-1, -2))                              # [T, H, C] for both forms of rows
         z = mx.concatenate([z, mx.where(rows_mask[:, None], z_rows, -mx.inf)], axis=-1)
     z = mx.concatenate([z, mx.broadcast_to(sink.reshape(1, H, 1), (T, H, 1))], axis=-1)
     p = mx.softmax(z, axis=-1, precise=True)
-    o = p[..., :window.shape[0]] @ window
+    o = product(p[..., :window.shape[0]], window)
     if rows is not None:
-        o = o + p[..., window.shape[0]:-1] @ rows
+        o = o + product(p[..., window.shape[0]:-1], rows)
     return o

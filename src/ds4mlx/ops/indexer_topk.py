@@ -5,13 +5,14 @@ of 32 channels each). Both of one call are held the same way, and the dtype tell
 """
 import mlx.core as mx
 
-from ds4mlx.ops import kv_round
+from ds4mlx.ops import kv_round, native
 from ds4mlx.ops.dispatch import exact, pick
 from ds4mlx.ops.kernel import kernel
 from ds4mlx.ops.ranking import ranks
 from ds4mlx.ops.rope_tail import reference as rope_reference
 
 QUERIES = 16          # that a threadgroup takes to its rows, which it decodes once for all
+DOTS = 1 << 22        # floats that the reference holds at once
 TILE = 32             # vectors in threadgroup memory
 TILE_BYTES = 20_000   # that they may take there, beside the products of 8 heads
 
@@ -35,7 +36,7 @@ def index_scores(q: mx.array, weight: mx.array, rows: mx.array, scale: float = 1
     """
     if q.shape[-1] != rows.shape[-1] or q.dtype != rows.dtype:
         raise ValueError(f"index_scores: queries {q.shape} {q.dtype}, rows {rows.shape} {rows.dtype}")
-    return pick(scores_reference, metal=scores_metal)(q, weight, rows, scale)
+    return pick(scores_reference, metal=scores_metal, native=scores_cpu)(q, weight, rows, scale)
 
 
 def select_rows(scores: mx.array, start: int, ratio: int, k: int) -> mx.array:
@@ -55,12 +56,23 @@ def queries_reference(q, cos, sin, packed):
     return kv_round.fp4_pack(turned) if packed else turned
 
 
-def scores_reference(q, weight, rows, scale):
+def scores_cpu(q, weight, rows, scale):
+    return scores_reference(q, weight, rows, scale, native.product)
+
+
+def scores_reference(q, weight, rows, scale, product=mx.matmul):
     if rows.dtype == mx.uint8:
         width = rows.shape[-1] * 32 // 17                                      # a half byte each, a byte for 32
         q, rows = kv_round.fp4_unpack(q, width), kv_round.fp4_unpack(rows, width)
-    # One query at a time: the dots of all its heads are H times as large as the scores.
-    return mx.concatenate([weight[t:t + 1] @ mx.maximum(q[t] @ rows.T, 0) for t in range(q.shape[0])]) * scale
+    T, H, W = q.shape
+    at_once = max(1, DOTS // (H * rows.shape[0]))                               # dots are H times as many as scores
+    parts = []
+    for t in range(0, T, at_once):
+        dots = product(q[t:t + at_once].reshape(-1, W), rows.T).reshape(-1, H, rows.shape[0])
+        parts.append((weight[t:t + at_once, None] @ mx.maximum(dots, 0))[:, 0])
+        if at_once < T:
+            mx.eval(parts[-1])
+    return (parts[0] if len(parts) == 1 else mx.concatenate(parts)) * scale
 
 
 def select_reference(scores, start, ratio, k):

@@ -81,7 +81,7 @@ class Model(nn.Module):
         return streams, update
 
     def logits(self, streams: mx.array, update: Update) -> mx.array:
-        """What `streams` gave, or rows of it, to logits f32 [T, V]. Ask only for the rows that are needed: V is large."""
+        """What `streams` gave, or rows of it, to logits f32 [T, V]. Ask only for rows that are needed: V is large."""
         x = hyper.leave(streams, update, self.hc_head_fn, self.hc_head_scale, self.hc_head_base, self.norm, self.config)
         return self.head(x)
 
