@@ -161,3 +161,11 @@ def test_large_arrays_of_mlx_may_be_read_as_vectors():
     (y,) = metal_kernel("wide", ["x"], ["y"], body)(
         inputs=[x], grid=(64, 1, 1), threadgroup=(64, 1, 1), output_shapes=[(64,)], output_dtypes=[mx.float32])
     assert mx.array_equal(y, mx.ones(64))
+
+
+def test_subnormal_floats_are_zero_and_subnormal_halves_are_not(emulate):
+    tiny = np.full(64, 2.0 ** -127, np.float32)
+    assert emulate("y[i] = x[i] * 4.0f;", x=tiny)[0] == 0
+    assert emulate("y[i] = x[i] * 0.5f;", x=tiny * 2)[0] == 0
+    assert emulate("y[i] = float(x[i]);", x=np.full(64, 2.0 ** -24, np.float16))[0] == 2.0 ** -24
+    assert emulate("y[i] = half(x[i]);", x=np.full(64, 2.0 ** -24, np.float32), dtype=np.float16)[0] == 2.0 ** -24
