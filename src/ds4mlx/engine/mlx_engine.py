@@ -15,6 +15,7 @@ from ds4mlx.gguf.reader import GGUF
 from ds4mlx.models.deepseek_v4 import names, weights
 from ds4mlx.models.fingerprint import weights_fp
 from ds4mlx.models.registry import label
+from ds4mlx.ops import native
 
 
 def open_mlx(settings: Settings, path: Path) -> "MLXEngine":
@@ -44,7 +45,7 @@ class MLXEngine:
         self.info = ModelInfo(
             name=label(file.metadata, "general.name") or Path(file.path).stem,
             context=self._config.max_position_embeddings, vocab=self._config.vocab_size, quant=_quant(file),
-            backend=f"mlx ({'cpu' if ops.device() == 'cpu' else 'gpu'})", fingerprint=weights_fp(file))
+            backend=f"mlx, {_computing(settings.ops)}", fingerprint=weights_fp(file))
 
     def plan(self, context: int, sessions: int) -> MemoryPlan:
         return mlx_memory.plan(self._file, self._config, context, sessions, self._settings.kv_round == "official",
@@ -121,6 +122,18 @@ def _best(logits: mx.array, count: int) -> tuple[tuple[int, float], ...]:
     order = mx.argsort(-logits)[:count]
     logprobs = logits[order] - mx.logsumexp(logits)
     return tuple(zip(order.tolist(), logprobs.tolist(), strict=True))
+
+
+def _computing(chosen: str) -> str:
+    """What the operations run on, in words."""
+    match ops.device() if chosen == "auto" else chosen:
+        case "cpu":
+            return f"CPU: {native.describe()}"
+        case "metal":
+            return "Metal kernels"
+        case "metal-emulated":
+            return "Metal kernels in the emulator"
+    return f"plain operations on the {ops.device().upper()}"
 
 
 def _quant(file: GGUF) -> str:

@@ -15,7 +15,7 @@ class ModelInfo:
     context: int        # largest context the model was made for, in tokens
     vocab: int          # logits per position
     quant: str          # recipe of the routed experts, as "IQ2_XXS/Q2_K"
-    backend: str        # "mlx (cpu)", "mlx (gpu)", "stub"
+    backend: str        # for people: "mlx, Metal kernels", "stub"
     fingerprint: str    # hex; equal for equal weights
 
 
