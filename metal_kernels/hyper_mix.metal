@@ -22,6 +22,19 @@ template <int N, int D> inline void load_streams(const device float* streams, ul
     }
 }
 
+// Two weights of fn: halves, floats, or the upper halves of floats.
+inline float2 pair_at(const device half* p) {
+    return float2(*(const device half2*)p);
+}
+
+inline float2 pair_at(const device float* p) {
+    return *(const device float2*)p;
+}
+
+inline float2 pair_at(const device ushort* p) {
+    return as_type<float2>(uint2(*(const device ushort2*)p) << 16);
+}
+
 // The weights of channels d and d + 1 in rows simdgroup, simdgroup + 4, ...
 template <typename W, int N, int D, int M>
 inline void load_weights(const device uint8_t* fn, uint d, uint simdgroup, thread float2* weights) {
@@ -29,7 +42,7 @@ inline void load_weights(const device uint8_t* fn, uint d, uint simdgroup, threa
         uint row = simdgroup + MIXERS * i;
         for (uint n = 0; n < N; ++n) {
             const device W* p = (const device W*)fn + (row * N + n) * D + d;  // d is even
-            weights[i * N + n] = row < M && d < D ? float2(*(const device vec<W, 2>*)p) : float2(0.0f);
+            weights[i * N + n] = row < M && d < D ? pair_at(p) : float2(0.0f);
         }
     }
 }

@@ -110,6 +110,24 @@ def test_the_streams_are_left_as_the_formula_says(tokens, D, half_layer, impleme
     np.testing.assert_allclose(np.array(x), expected, rtol=1e-5, atol=2e-5)  # float32 sums over 4 D numbers
 
 
+@pytest.mark.parametrize("tokens", [1, 35])
+def test_weights_may_be_the_upper_halves_of_floats(tokens, half_layer, implementation):
+    streams, fn, *_ = half_layer(tokens, 70)
+    short = ops.Blocks(mx.array(np.ascontiguousarray(fn.view(np.uint16)[:, 1::2]).view(np.uint8)), "BF16")
+    same = blocks((fn.view(np.uint32) & 0xFFFF0000).view(np.float32))
+    found, expected = (np.array(ops.hyper_mix(mx.array(streams), w)[1]) for w in (short, same))
+    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-5)  # float32 sums of 280 numbers
+
+
+@pytest.mark.parametrize("streams", [3, 4])  # the first have no kernel
+def test_large_streams_are_multiplied_in_float32(streams, rng, implementation):
+    h, fn = rng.normal(0, 1e5, (33, streams, 64)).astype(np.float32), rng.normal(size=(5, streams * 64))
+    fn = fn.astype(np.float32)
+    sums = np.array(ops.hyper_mix(mx.array(h), blocks(fn))[1]).sum(axis=1)
+    expected = h.reshape(33, -1).astype(np.float64) @ fn.astype(np.float64).T
+    np.testing.assert_allclose(sums[:, :-1], expected, atol=1e-6 * 1e5 * 64)  # of sums of up to 256 numbers near 1e5
+
+
 def test_silent_streams_stay_finite(half_layer, implementation):
     streams, *rest, _ = half_layer(2, 70)
     _, x, _, m = entered(0 * streams, *rest)
@@ -120,7 +138,7 @@ def test_silent_streams_stay_finite(half_layer, implementation):
 def test_weights_of_another_type_or_width_are_refused(half_layer):
     streams, fn, *_ = half_layer(1, 70)
     for wrong in (ops.Blocks(blocks(fn).raw, "Q8_0"), blocks(fn[:, :-4].copy())):
-        with pytest.raises(ValueError, match="need F16 or F32, 280 a row"):
+        with pytest.raises(ValueError, match="need F16 or F32 or BF16, 280 a row"):
             ops.hyper_mix(mx.array(streams), wrong)
 
 

@@ -1,7 +1,10 @@
 """Hyper-connections: the four residual streams mixed into one layer input, and the layer's output mixed back."""
+from collections.abc import Callable
+
 import mlx.core as mx
 
 from ds4mlx.ops.dense_matmul import dense_matmul
+from ds4mlx.ops.dense_matmul import reference as dense_reference
 from ds4mlx.ops.dispatch import pick
 from ds4mlx.ops.kernel import kernel
 from ds4mlx.ops.weights import Blocks
@@ -9,23 +12,26 @@ from ds4mlx.ops.weights import Blocks
 CHANNELS = 64    # of each stream a threadgroup, two a lane
 TOKENS = 32      # at most a threadgroup of `hyper_mix`, which reads its part of fn once for them
 COLLAPSED = 8    # channels a thread, on the way to a layer's input
+NUMBERS = {"F16": mx.float16, "F32": mx.float32, "BF16": mx.uint16}  # as kernels read them: BF16 by its bits
 
 Update = tuple[mx.array, mx.array, mx.array]
+Product = Callable[[mx.array, Blocks], mx.array]
 
 
 def hyper_mix(streams: mx.array, fn: Blocks, update: Update | None = None) -> tuple[mx.array, mx.array]:
     """The half layer before mixed back into the streams, and what the next one needs to know of all of them.
 
-    streams [T, N, D] f32; fn of [M, N D], F16 or F32; update = (y [T, D], post [T, N], m [T, N, N]), all f32:
+    streams [T, N, D] f32; fn of [M, N D], F16, F32 or BF16; update = (y [T, D], post [T, N], m [T, N, N]), all f32:
     streams'[t, j] = post[t, j] y[t] + sum_i m[t, i, j] streams[t, i], or the streams as they are without one.
     Returns streams' [T, N, D] and sums [T, P, M + 1], to be added up over P: the M products of fn with the N D numbers
     of streams'[t], stream 0 first, and last the sum of their squares.
     Raises ValueError for weights of another type or shape.
     """
     width = streams.shape[1] * streams.shape[2]
-    if fn.shape[-1] != width * {"F16": 2, "F32": 4}.get(fn.kind, 0):
-        raise ValueError(f"hyper_mix: fn is {fn.kind} in rows of {fn.shape[-1]} bytes, need F16 or F32, {width} a row")
-    return pick(mix_reference, metal=mix_metal if _has_kernels(streams) else None)(streams, fn, update)
+    if fn.kind not in NUMBERS or fn.shape[-1] != width * NUMBERS[fn.kind].size:
+        raise ValueError(f"hyper_mix: fn is {fn.kind} in rows of {fn.shape[-1]} bytes, need {' or '.join(NUMBERS)}, "
+                         f"{width} a row")
+    return pick(mix_reference, metal=mix_metal if _has_kernels(streams) else None, native=mix_cpu)(streams, fn, update)
 
 
 def hyper_enter(streams: mx.array, sums: mx.array, scale: mx.array, base: mx.array, norm: mx.array, iterations: int,
@@ -57,11 +63,20 @@ def _has_kernels(streams: mx.array) -> bool:
     return N in (2, 4) and D % 2 == 0 and D <= 992 * COLLAPSED
 
 
-def mix_reference(streams, fn, update):
+def _float_product(x: mx.array, w: Blocks) -> mx.array:
+    """x W^T wherever it runs: streams are not normalised, so halves, as Metal's prefill has them, would not do."""
+    return dense_reference(x[:, None], w)
+
+
+def mix_cpu(streams, fn, update):
+    return mix_reference(streams, fn, update, dense_matmul)
+
+
+def mix_reference(streams, fn, update, product: Product = _float_product):
     if update is not None:
         streams = post_reference(update[0], streams, *update[1:])
     flat = streams.reshape(streams.shape[0], -1)
-    sums = mx.concatenate([dense_matmul(flat, fn), (flat * flat).sum(axis=-1, keepdims=True)], axis=-1)
+    sums = mx.concatenate([product(flat, fn), (flat * flat).sum(axis=-1, keepdims=True)], axis=-1)
     return streams, sums[:, None]
 
 
@@ -84,7 +99,7 @@ def mix_metal(streams, fn, update):
     *after, sums = kernel("hyper_mix", "mix", names, tuple(outputs), (("UPDATE", int(bool(update))),))(
         [streams, fn.raw, tokens, T, *(update or ())], list(outputs.values()),
         (parts, -(-T // tokens), 1), (128, 1, 1),
-        [("W", mx.float16 if fn.kind == "F16" else mx.float32), ("N", N), ("D", D), ("M", M)])
+        [("W", NUMBERS[fn.kind]), ("N", N), ("D", D), ("M", M)])
     return after[0] if after else streams, sums
 
 
