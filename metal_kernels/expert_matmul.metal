@@ -90,10 +90,12 @@ inline void down_products(const device uint8_t* down, uint first, uint D, uint F
     add_products<KIND, ROWS, M>(rows, vectors, wanted<M>(taken), F, lane, 32, codebook, sums);
 }
 
-// silu(min(gate, limit)) * clamp(up, -limit, limit).
+// silu(min(gate, limit)) * clamp(up, -limit, limit). Compared, for min and clamp would make a number of NaN and hide
+// that weights are damaged.
 inline float swiglu(float gate, float up, float limit) {
-    gate = min(gate, limit);
-    return gate / (1 + precise::exp(-gate)) * clamp(up, -limit, limit);
+    gate = gate > limit ? limit : gate;
+    up = up > limit ? limit : up < -limit ? -limit : up;
+    return gate / (1 + precise::exp(-gate)) * up;
 }
 
 // ---- prefill

@@ -104,6 +104,17 @@ def test_values_past_the_limits_are_clamped_and_weights_may_be_0(tokens, impleme
     np.testing.assert_allclose(found, expected, atol=1e-4)  # 256 products of size 10 before the gate
 
 
+@pytest.mark.parametrize("tokens", [2, 9])
+def test_a_damaged_token_or_weight_shows(tokens, implementation, random_blocks, rng):
+    x, (gate, up), limit = rng.normal(size=(tokens, D)).astype(np.float32), random_blocks("F32", 2, E, F, D), LIMIT
+    x[1], gate[3, 5, :4], up[3, 6, :4] = np.nan, 0xFF, 0xFF
+    selected, stacks = np.array([[0, 3]] + [[1, 2]] * (tokens - 1)), [ops.Blocks(w, "F32") for w in (gate, up)]
+    mid = np.array(ops.expert_gate_up(mx.array(x), mx.array(selected, mx.int32), mx.ones((tokens, 2)), *stacks, limit))
+    damaged = np.zeros(mid.shape, bool)
+    damaged[1], damaged[0, 1, 5:7] = True, True
+    np.testing.assert_array_equal(np.isnan(mid), damaged)
+
+
 def test_only_chosen_experts_are_read(implementation, random_blocks, rng):
     down, selected = random_blocks("Q8_0", E, D, F), np.array([[1, 3]], np.int32)
     down[[0, 2, 4], :, :2] = 0xFF  # scales that are not finite: reading them would show
