@@ -104,6 +104,16 @@ def test_values_past_the_limits_are_clamped_and_weights_may_be_0(tokens, impleme
     np.testing.assert_allclose(found, expected, atol=1e-4)  # 256 products of size 10 before the gate
 
 
+@pytest.mark.parametrize("slots, experts", [(14, 20), (16, 20), (2, 8192), (2, 8200)])
+def test_as_many_experts_as_a_file_may_describe(slots, experts, emulated, random_blocks, rng):
+    selected = np.argsort(rng.random((9, experts)))[:, :slots].astype(np.int32)
+    w, mid = random_blocks("Q8_0", experts, 3, 32), rng.normal(size=(9, slots, 32)).astype(np.float32)
+    expected = np.einsum("tsnk,tsk->tn", dequantize(w, "Q8_0")[selected], mid)
+    for part in (slice(0, 9), slice(0, 2)):
+        y = ops.expert_down(mx.array(mid[part]), mx.array(selected[part]), ops.Blocks(w, "Q8_0"))
+        assert_close(np.array(y), expected[part], HALF)
+
+
 @pytest.mark.parametrize("tokens", [2, 9])
 def test_a_damaged_token_or_weight_shows(tokens, implementation, random_blocks, rng):
     x, (gate, up), limit = rng.normal(size=(tokens, D)).astype(np.float32), random_blocks("F32", 2, E, F, D), LIMIT

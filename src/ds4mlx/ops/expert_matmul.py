@@ -18,6 +18,8 @@ DECODE_TOKENS = 8  # at most
 THREADS = 128    # of a threadgroup
 TILE_ROWS = 64   # of a matrix
 RUN = 32         # weights that kernels decode together; rows of F16 and F32 may have a rest, in no model
+MOST_SLOTS = 14  # of a token, beside the shared expert: decode keeps a slot in a nibble, and 15 stands for none
+MOST_EXPERTS = 8192  # that prefill can count in threadgroup memory
 GATE_UP = ("gate", "up", "shared_gate", "shared_up", "limit", "tokens")  # inputs of both forms
 
 Product = Callable[[mx.array, Blocks, int], mx.array]
@@ -41,7 +43,7 @@ def expert_gate_up(x: mx.array, selected: mx.array, weight: mx.array, gate: Bloc
     _same("expert_gate_up", gate, up)
     if shared:
         _same("expert_gate_up, shared", *shared)
-    metal = gate_up_metal if x.shape[1] % RUN == 0 else None
+    metal = gate_up_metal if _has_kernels(selected, gate, x.shape[1]) else None
     return pick(gate_up_reference, metal=metal, native=gate_up_cpu)(x, selected, weight, gate, up, limit, shared)
 
 
@@ -55,8 +57,13 @@ def expert_down(mid: mx.array, selected: mx.array, down: Blocks, shared: Blocks 
     if mid.shape[1] != slots:
         raise ValueError(f"expert_down: mid {mid.shape} for {slots} slots, selected {selected.shape}, shared: "
                          f"{shared is not None}")
-    metal = down_metal if mid.shape[2] % RUN == 0 else None
+    metal = down_metal if _has_kernels(selected, down, mid.shape[2]) else None
     return pick(down_reference, metal=metal, native=down_cpu)(mid, selected, down, shared)
+
+
+def _has_kernels(selected: mx.array, stack: Blocks, width: int) -> bool:
+    """Of every published model; a file may describe others."""
+    return width % RUN == 0 and selected.shape[1] <= MOST_SLOTS and stack.shape[0] <= MOST_EXPERTS
 
 
 def _same(op: str, gate: Blocks, up: Blocks) -> None:
@@ -140,7 +147,6 @@ def down_metal(mid, selected, down, shared):
 
 
 def _sizes(routed: Blocks, shared: Blocks, slots: int, common: bool) -> list[tuple[str, int]]:
-    assert slots < 15, slots  # a slot is a nibble, and 15 stands for none
     return [("KIND", BLOCK_TYPES[routed.kind].type_id), ("SHARED_KIND", BLOCK_TYPES[shared.kind].type_id),
             ("SLOTS", slots), ("SHARED", int(common))]
 
