@@ -11,6 +11,18 @@ enum { TILE_THREADS = 128, TILE_ROWS = 64, TILE_RUN = 32 };
 // A line of a tile: 32 values in units of four, and a pad that puts neighbouring lines into different memory banks.
 template <typename S> struct Line { enum { quads = 8 + 4 / sizeof(S) }; };
 
+// Activations as a tile holds them. What a half cannot hold becomes the largest that it can, for one infinite factor
+// would spoil all results of its vector; NaN and what was infinite before stay so.
+template <typename S> inline vec<S, 4> held(float4 v);
+
+template <> inline float4 held<float>(float4 v) {
+    return v;
+}
+
+template <> inline half4 held<half>(float4 v) {
+    return half4(select(v, clamp(v, float4(-65504.0f), float4(65504.0f)), abs(v) < float4(INFINITY)));
+}
+
 // a, one line for each of BM vectors, = x[list[i] * stride + 32 run ...]; zeros where list[i] is negative.
 template <typename S, int BM> inline void load_vectors(threadgroup vec<S, 4>* a, const device float* x, ulong stride,
                                                        const threadgroup int* list, uint run, uint thread_index) {
@@ -20,7 +32,7 @@ template <typename S, int BM> inline void load_vectors(threadgroup vec<S, 4>* a,
         if (vector >= 0) {
             v = *(const device float4*)(x + ulong(vector) * stride + run * TILE_RUN + i % 8 * 4);
         }
-        a[i / 8 * Line<S>::quads + i % 8] = vec<S, 4>(v);
+        a[i / 8 * Line<S>::quads + i % 8] = held<S>(v);
     }
 }
 

@@ -54,6 +54,16 @@ def test_quality_rounds_no_factor_to_half(tokens, random_blocks, rng):
         assert_near(ops.dense_matmul(x, w), expected)
 
 
+def test_activations_past_what_half_holds_are_clamped_in_prefill(emulated, random_blocks, rng):
+    x, w, expected = case(random_blocks, rng, 9, "F32", 70, 64)
+    large = np.array(x)
+    large[1, 3:5], large[2, 6], large[3, 9] = [3e38, -7e4], np.inf, np.nan
+    y, clamped = (np.array(ops.dense_matmul(mx.array(v), w)) for v in (large, np.clip(large, -65504, 65504)))
+    np.testing.assert_array_equal(y[1], clamped[1])
+    assert np.isinf(y[2]).all() and np.isnan(y[3]).all()
+    assert_near(y[4:], expected[4:], HALF)
+
+
 @pytest.mark.parametrize("tokens", [4, 10])
 def test_groups_are_consecutive_blocks_of_rows(tokens, implementation, random_blocks, rng):
     raw, x = random_blocks("Q8_0", 6, 64), rng.normal(size=(tokens, 2, 64)).astype(np.float32)
