@@ -55,7 +55,7 @@ inline uint e2m1_encode(float v) {
     float a = fabs(v);
     uint code = uint(a > 0.25f) + uint(a >= 0.75f) + uint(a > 1.25f) + uint(a >= 1.75f) + uint(a > 2.5f)
         + uint(a >= 3.5f) + uint(a > 5.0f);
-    return code | (as_type<uint>(v) >> 28 & 8u);
+    return code | (v < 0.0f ? 8u : 0u);
 }
 
 // Twice the value: -12 to 12. Sums of products of these are exact in int, and in half up to 2048.
@@ -138,14 +138,15 @@ template <int D, int R> inline float4 load4(const device float* rows, ulong row,
 }
 
 // The other way, rounding: thread j / 4 of a row's D / 4 holds channels j ... j + 3. Whole SIMD-groups, for the threads
-// of a block agree on its exponent. Finite channels stay finite: the tail is clamped to what a half holds.
+// of a block agree on its exponent. Finite channels stay finite: the tail is clamped to what a half holds. Codes have no
+// NaN, so the tail keeps it: no value but NaN fails to be larger or smaller than 0, or equal.
 template <int D, int R> inline void store4(device uint8_t* rows, ulong row, uint j, float4 v) {
     typedef Fp8Row<D, R> Row;
     device uint8_t* p = rows + row * uint(Row::bytes);
     uint e = fp8_exponent(largest_of<16>(v));
     if (j >= uint(Row::codes)) {
         device half* tail = (device half*)(p + Row::tail) + (j - Row::codes);
-        v = clamp(v, float4(-65504.0f), float4(65504.0f));
+        v = select(v, clamp(v, float4(-65504.0f), float4(65504.0f)), abs(v) >= float4(0.0f));
         tail[0] = half(v.x);
         tail[1] = half(v.y);
         tail[2] = half(v.z);

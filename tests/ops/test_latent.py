@@ -73,6 +73,13 @@ def test_rows_of_zeros_and_of_huge_values_are_finite(rng, implementation):
     assert np.isfinite(np.array(rows)).all() and not np.array(rows)[0].any()
 
 
+def test_a_damaged_row_stays_damaged(rng, implementation):
+    args = list(case(rng, 3, 0, True))
+    args[1][1, 5] = np.nan
+    rows = np.array(ops.fp8_unpack(mx.array(latent(args)[1]), 128, 64))
+    assert np.isnan(rows).any(axis=1).tolist() == [False, True, False]
+
+
 @pytest.mark.sweep
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("before", [0, 1, 127, 128])
