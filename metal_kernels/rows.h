@@ -138,8 +138,8 @@ template <int D, int R> inline float4 load4(const device float* rows, ulong row,
 }
 
 // The other way, rounding: thread j / 4 of a row's D / 4 holds channels j ... j + 3. Whole SIMD-groups, for the threads
-// of a block agree on its exponent. Finite channels stay finite: the tail is clamped to what a half holds. Codes have no
-// NaN, so the tail keeps it: no value but NaN fails to be larger or smaller than 0, or equal.
+// of a block agree on its exponent. Finite channels stay finite: the tail is clamped to what a half holds. Codes have
+// no NaN, so the tail keeps it: no value but NaN fails to be larger or smaller than 0, or equal.
 template <int D, int R> inline void store4(device uint8_t* rows, ulong row, uint j, float4 v) {
     typedef Fp8Row<D, R> Row;
     device uint8_t* p = rows + row * uint(Row::bytes);

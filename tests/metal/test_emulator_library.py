@@ -22,7 +22,8 @@ def lanes(emulate):
 
 def test_minimum_and_maximum_of_floats_pass_over_a_nan(value):
     found = value("max(NAN, 1.0f)", "min(1.0f, NAN)", "fmax(half(NAN), 2.0h)", "clamp(NAN, 3.0f, 4.0f)",
-                  "saturate(NAN)", "isnan(max(NAN, NAN))", "max3(1.0f, NAN, 2.0f)", "fmin3(3.0f, 1.0f, NAN)", "median3(3, 1, 2)")
+                  "saturate(NAN)", "isnan(max(NAN, NAN))", "max3(1.0f, NAN, 2.0f)", "fmin3(3.0f, 1.0f, NAN)",
+                  "median3(3, 1, 2)")
     assert found == [1, 1, 2, 3, 0, 1, 2, 1, 2]
 
 
