@@ -1,8 +1,8 @@
-import io
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from state import whole
 
 from ds4mlx import ops
 from ds4mlx.config import Settings
@@ -134,36 +134,54 @@ def test_a_failure_in_the_middle_of_the_layers_leaves_the_session_as_it_was(engi
 
 
 def test_a_saved_state_goes_on_with_the_same_tokens(engine, session):
-    saved = io.BytesIO()
-    session.save(saved)
     other = engine.open(4096)
-    other.load(io.BytesIO(saved.getvalue()))
+    other.restore(whole(session))
     assert other.tokens == session.tokens and generate(engine, other, 5) == generate(engine, session, 5)
 
 
-@pytest.mark.parametrize("damage", [lambda b: b[:100], lambda b: b"", lambda b: b"\xff" * 64, lambda b: b[:-4]])
+def test_a_state_has_the_arrays_that_the_engine_names(engine, session):
+    found = {name: (a.shape, a.dtype) for name, a in whole(session).items()}
+    assert found == dict(engine.arrays(len(session.tokens)))
+
+
+def test_spans_hold_the_rows_of_their_tokens_whatever_comes_after(engine):
+    short, long = engine.open(8192), engine.open(8192)
+    for session, end in ((short, 2048), (long, 4500)):
+        for at in range(0, end, 2048):
+            engine.prefill(session, [7 + i % 90 for i in range(at, min(at + 2048, end))])
+    first, again = short.snapshot().span(0), long.snapshot().span(0)
+    assert first.keys() == again.keys() and all(np.array_equal(first[name], again[name]) for name in first)
+    one, many = whole(long, spans=0), whole(long, spans=2)
+    assert all(np.array_equal(one[name], many[name]) for name in one)
+
+
+def test_a_snapshot_holds_while_the_session_goes_on(engine, session):
+    snapshot, expected = session.snapshot(), whole(session)
+    generate(engine, session, 9)
+    assert all(np.array_equal(expected[name], array) for name, array in snapshot.head(0).items())
+
+
+def test_a_snapshot_of_what_the_session_has_left_is_refused(engine, session):
+    generate(engine, session, 3)
+    snapshot = session.snapshot()
+    session.rewind(len(PROMPT))
+    with pytest.raises(CheckpointError, match="has gone back"):
+        snapshot.head(0)
+
+
+@pytest.mark.parametrize("damage", [lambda a: a.pop("logits"), lambda a: a.update(tokens=a["tokens"][:-1]),
+                                    lambda a: a.update(logits=a["logits"] * np.inf)])
 def test_a_damaged_state_is_refused_and_changes_nothing(damage, engine, session):
-    saved, before = io.BytesIO(), list(session.tokens)
-    session.save(saved)
+    arrays, before = whole(session), list(session.tokens)
+    damage(arrays)
     with pytest.raises(CheckpointError):
-        session.load(io.BytesIO(damage(saved.getvalue())))
+        session.restore(arrays)
     assert session.tokens == before and len(generate(engine, session, 2)) == 2
 
 
-def test_a_state_with_rows_of_a_type_that_numpy_lacks_is_refused(engine, session):
-    saved = io.BytesIO()
-    session.save(saved)
-    size, raw = int.from_bytes(saved.getvalue()[:8], "little"), saved.getvalue()
-    header = raw[8:8 + size].replace(b'"U8"', b'"F8_E4M3"')
-    with pytest.raises(CheckpointError, match="F8_E4M3"):
-        session.load(io.BytesIO(len(header).to_bytes(8, "little") + header + raw[8 + size:]))
-
-
 def test_a_state_larger_than_the_context_is_refused(engine, session):
-    saved = io.BytesIO()
-    session.save(saved)
     with pytest.raises(CheckpointError, match=f"covers {len(PROMPT)} tokens"):
-        engine.open(4).load(io.BytesIO(saved.getvalue()))
+        engine.open(4).restore(whole(session))
 
 
 def test_tokens_past_the_context_or_the_vocabulary_are_refused(engine, session):

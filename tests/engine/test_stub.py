@@ -1,7 +1,8 @@
 """The scripted engine keeps the engine protocol, so that what is tested on it holds for real engines."""
-import io
 
+import numpy as np
 import pytest
+from state import whole
 
 from ds4mlx.engine.protocol import Row, Sampling
 from ds4mlx.engine.stub import StubEngine
@@ -83,16 +84,14 @@ def test_a_saved_session_goes_on_where_it_was():
     engine = StubEngine(lambda prompt: [None] * 4)
     session, copy = engine.open(64), engine.open(64)
     engine.prefill(session, [3, 4, 5])
-    out = io.BytesIO()
-    session.save(out)
-    copy.load(io.BytesIO(out.getvalue()))
+    copy.restore(whole(session))
     assert copy.tokens == [3, 4, 5] and answer(engine, copy) == answer(engine, session)
 
 
-def test_a_damaged_save_is_refused_and_leaves_the_session_as_it_was():
+def test_another_state_is_refused_and_leaves_the_session_as_it_was():
     engine = StubEngine()
     session = engine.open(64)
     engine.prefill(session, [3])
-    with pytest.raises(CheckpointError, match="not a saved stub session"):
-        session.load(io.BytesIO(b"garbage"))
+    with pytest.raises(CheckpointError, match="not a state of the stub: it holds rows"):
+        session.restore({"rows": np.zeros(3)})
     assert session.tokens == [3]

@@ -1,6 +1,7 @@
 """The MLX engine: opens a model file and turns tokens into tokens. All MLX work stays on the thread that opened it."""
 import threading
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import mlx.core as mx
@@ -12,7 +13,7 @@ from ds4mlx.engine import mlx_memory
 from ds4mlx.engine.mlx_session import MLXSession
 from ds4mlx.engine.protocol import MemoryPlan, ModelInfo, Row, Step
 from ds4mlx.gguf.reader import GGUF
-from ds4mlx.models.deepseek_v4 import names, weights
+from ds4mlx.models.deepseek_v4 import names, schema, weights
 from ds4mlx.models.fingerprint import weights_fp
 from ds4mlx.models.registry import label
 from ds4mlx.ops import native
@@ -35,21 +36,27 @@ class MLXEngine:
 
     def __init__(self, file: GGUF, settings: Settings) -> None:
         self._file, self._settings, self._thread = file, settings, threading.get_ident()
-        self._config = names.validate(file)
+        self._config, self._packed = names.validate(file), settings.kv_round == "official"
         self._limit = mlx_memory.limit_bytes(settings.memory_limit_gb)
         context = min(settings.ctx, self._config.max_position_embeddings)
         plan = self.plan(context, 1)
         mlx_memory.require(plan, context)
         mlx_memory.reserve(plan)
         self._model = weights.load(file, self._config, settings.kv_round)
+        fingerprint = weights_fp(file)
         self.info = ModelInfo(
             name=label(file.metadata, "general.name") or Path(file.path).stem,
             context=self._config.max_position_embeddings, vocab=self._config.vocab_size, quant=_quant(file),
-            backend=f"mlx, {_computing(settings.ops)}", fingerprint=weights_fp(file))
+            backend=f"mlx, {_computing(settings.ops)}", fingerprint=fingerprint,
+            base=label(file.metadata, "ds4mlx.source_fp") or fingerprint,
+            layout=schema.layout_fp(self._config, self._packed), quant_bits=_quant_bits(file))
 
     def plan(self, context: int, sessions: int) -> MemoryPlan:
-        return mlx_memory.plan(self._file, self._config, context, sessions, self._settings.kv_round == "official",
+        return mlx_memory.plan(self._file, self._config, context, sessions, self._packed,
                                self._settings.prefill_chunk, self._limit)
+
+    def arrays(self, tokens: int) -> Mapping[str, tuple[tuple[int, ...], np.dtype]]:
+        return {name: (a.shape, a.dtype) for name, a in schema.arrays(self._config, tokens, self._packed).items()}
 
     def open(self, context: int) -> MLXSession:
         self._own()
@@ -134,6 +141,12 @@ def _computing(chosen: str) -> str:
         case "metal-emulated":
             return "Metal kernels in the emulator"
     return f"plain operations on the {ops.device().upper()}"
+
+
+def _quant_bits(file: GGUF) -> int:
+    """Of most of the routed gate matrices, as a name of checkpoints; 16 where they are not quantised."""
+    kinds = Counter(t.kind for n, t in file.tensors.items() if n.endswith("ffn_gate_exps.weight"))
+    return {"IQ2_XXS": 2, "Q2_K": 2, "Q4_K": 4, "MXFP4": 4, "Q8_0": 8}.get(kinds.most_common(1)[0][0], 16)
 
 
 def _quant(file: GGUF) -> str:

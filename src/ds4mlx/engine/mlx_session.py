@@ -1,12 +1,11 @@
 """The state of one conversation in MLX: its tokens, its layers' caches, and the places it can go back to."""
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import BinaryIO
 
 import mlx.core as mx
 import numpy as np
-from safetensors import SafetensorError
-from safetensors import numpy as container
 
+from ds4mlx.engine.protocol import SPAN_TOKENS
 from ds4mlx.errors import CheckpointError
 from ds4mlx.models.deepseek_v4 import schema
 from ds4mlx.models.deepseek_v4.graph import Model
@@ -29,6 +28,7 @@ class MLXSession:
     def __init__(self, model: Model, context: int) -> None:
         self.tokens: list[int] = []
         self.context = context
+        self.epoch = 0      # grows when rows that were there may be others from now on
         self.cache: list[LayerState] = model.make_cache(context)
         self._model = model
         self._next: mx.array | None = None
@@ -79,6 +79,7 @@ class MLXSession:
             return len(self.tokens)
         self._marks = [m for m in self._marks if m.length <= length]
         mark = self._marks[-1] if self._marks else self._start
+        self.epoch += 1
         self._go_to(mark)
         del self.tokens[mark.length:]
         return mark.length
@@ -91,25 +92,10 @@ class MLXSession:
             layer.rewind(state)
         self._next = mark.logits
 
-    def save(self, out: BinaryIO) -> None:
-        """The arrays of schema.arrays in a safetensors container, rows in the dtype they are held in."""
-        n = len(self.tokens)
-        arrays = {"tokens": np.array(self.tokens, np.uint32), "logits": self.logits()}
-        for i, layer in enumerate(self.cache):
-            arrays[f"L{i}.raw"] = np.array(layer.window)
-            for rows, frontier, c in _compressors(i, layer):
-                arrays[rows] = np.array(c.rows.view())
-                k, s = np.array(c.frontier).swapaxes(0, 1)
-                arrays[f"{frontier}_kv"] = schema.pack_frontier(k, n, layer.ratio, 0.0)
-                arrays[f"{frontier}_score"] = schema.pack_frontier(s, n, layer.ratio, -np.inf)
-        out.write(container.save(arrays, {"format": "ds4mlx-state/1"}))
+    def snapshot(self) -> "MLXSnapshot":
+        return MLXSnapshot(self)
 
-    def load(self, src: BinaryIO) -> None:
-        raw = src.read()
-        try:
-            arrays = container.load(raw)
-        except (SafetensorError, KeyError) as error:  # KeyError: a type that NumPy lacks
-            raise CheckpointError(f"not a saved state: {error}") from error
+    def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
         n = schema.check(self._model.config, arrays, packed=self._model.rounding == "official")
         if not 0 < n <= self.context:
             raise CheckpointError(f"state covers {n} tokens, this session takes 1 to {self.context}")
@@ -124,6 +110,7 @@ class MLXSession:
                         for part in ("kv", "score"))
                 c.frontier = mx.array(np.stack([k, s], axis=1))
         mx.eval([layer.state for layer in cache])
+        self.epoch += 1
         self.cache, self._marks, self._next = cache, [], mx.array(arrays["logits"])
         self.tokens[:] = arrays["tokens"].tolist()
         self.mark()
@@ -131,6 +118,41 @@ class MLXSession:
     def close(self) -> None:
         self.tokens.clear()
         self.cache, self._marks, self._next = [], [], None
+
+
+class MLXSnapshot:
+    """See engine.protocol.Snapshot. Holds what is not append-only, and reads rows from the session itself: a reference
+    to their buffer would make the session copy it when it grows."""
+
+    def __init__(self, session: MLXSession) -> None:
+        self.tokens = np.array(session.tokens, np.uint32)
+        self._session, self._config = session, session._model.config
+        self._epoch, self._at = session.epoch, session._here()
+
+    def head(self, spans: int) -> dict[str, np.ndarray]:
+        n, held = len(self.tokens), schema.rows_of(self._config, 0, spans * SPAN_TOKENS)
+        self._check()
+        arrays = {"tokens": self.tokens, "logits": np.array(self._at.logits)}
+        for i, (layer, mark) in enumerate(zip(self._session.cache, self._at.layers, strict=True)):
+            arrays[f"L{i}.raw"] = np.array(mark.window)
+            for (rows, frontier, c), (count, ks) in zip(_compressors(i, layer), mark.frontiers, strict=True):
+                arrays[rows] = np.array(c.rows.view(count)[held[rows].stop:])
+                k, s = np.array(ks).swapaxes(0, 1)
+                arrays[f"{frontier}_kv"] = schema.pack_frontier(k, n, layer.ratio, 0.0)
+                arrays[f"{frontier}_score"] = schema.pack_frontier(s, n, layer.ratio, -np.inf)
+        return arrays
+
+    def span(self, index: int) -> dict[str, np.ndarray]:
+        if not 0 <= index < len(self.tokens) // SPAN_TOKENS:
+            raise ValueError(f"span {index} of a state of {len(self.tokens)} tokens")
+        self._check()
+        held = schema.rows_of(self._config, index * SPAN_TOKENS, (index + 1) * SPAN_TOKENS)
+        return {rows: np.array(c.rows.view(held[rows].stop)[held[rows]]) for i, layer in enumerate(self._session.cache)
+                for rows, _, c in _compressors(i, layer)}
+
+    def _check(self) -> None:
+        if self._session.epoch != self._epoch or not self._session.tokens:
+            raise CheckpointError("the session has gone back since its snapshot was taken; take another one")
 
 
 def _compressors(i: int, layer: LayerState) -> list[tuple[str, str, CompressorState]]:

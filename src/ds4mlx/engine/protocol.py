@@ -4,9 +4,12 @@ An engine and its sessions belong to one thread, the one that opened the engine.
 """
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import BinaryIO, Protocol
+from typing import Protocol
 
 import numpy as np
+
+
+SPAN_TOKENS = 2048  # of a state that are stored together, once, for all conversations that begin with the same tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +20,9 @@ class ModelInfo:
     quant: str          # recipe of the routed experts, as "IQ2_XXS/Q2_K"
     backend: str        # for people: "mlx, Metal kernels", "stub"
     fingerprint: str    # hex; equal for equal weights
+    base: str = ""      # hex; equal for all quantisations of one checkpoint, if the file says; else as fingerprint
+    layout: str = ""    # hex; equal where a state's arrays mean the same
+    quant_bits: int = 16    # of the routed experts; 16: not quantised
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +71,19 @@ class MemoryPlan:
         return self.total_bytes <= self.limit_bytes
 
 
+class Snapshot(Protocol):
+    """A session's state at one length, to be read piece by piece while the session goes on.
+
+    A span is SPAN_TOKENS tokens, counted from the first. Rows that are only ever appended belong to the span whose
+    tokens made them; all else, and the rows behind the last span asked for, are the head. Arrays are those of
+    models/*/schema.py. Reading raises CheckpointError once the session has been rewound or restored.
+    """
+    tokens: np.ndarray                          # u32 [n]
+
+    def head(self, spans: int) -> dict[str, np.ndarray]: ...   # without the rows of the first `spans` spans
+    def span(self, index: int) -> dict[str, np.ndarray]: ...   # rows of one span, some 7 MB for Flash
+
+
 class Session(Protocol):
     """The state of one conversation."""
     tokens: Sequence[int]                       # what the state covers, exactly
@@ -73,8 +92,12 @@ class Session(Protocol):
     def logits(self) -> np.ndarray: ...         # f32 [vocab] for the token after `tokens`; needs one token at least
     def mark(self) -> None: ...                 # make the present length a place to rewind to
     def rewind(self, length: int) -> int: ...   # go back to the largest reachable length <= `length`; returns it
-    def save(self, out: BinaryIO) -> None: ...  # arrays of models/*/schema.py; any engine can load them
-    def load(self, src: BinaryIO) -> None: ...  # raises CheckpointError and leaves the session as it was
+    def snapshot(self) -> Snapshot: ...         # costs no copy; needs one token at least
+
+    def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Become the state of these arrays, all of them whole. Raises CheckpointError and stays as it was."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -98,6 +121,7 @@ class Engine(Protocol):
 
     def open(self, context: int) -> Session: ...
     def plan(self, context: int, sessions: int) -> MemoryPlan: ...
+    def arrays(self, tokens: int) -> Mapping[str, tuple[tuple[int, ...], np.dtype]]: ...  # of a state, in order
     def prefill(self, session: Session, tokens: Sequence[int]) -> None: ...  # one bounded slice
 
     def decode(self, rows: Sequence[Row]) -> list[list[Step]]:

@@ -7,10 +7,9 @@ is left and temperature and seed decide. Sampling, rewinding and saving keep the
 """
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
-from zipfile import BadZipFile
 
 import numpy as np
 
@@ -92,22 +91,34 @@ class StubSession:
         """What is here now is a prompt: the next token is the first of its answer."""
         self.prompt_tokens, self.answer = len(self.tokens), None
 
-    def save(self, out: BinaryIO) -> None:
-        np.savez(out, tokens=np.array(self.tokens, np.int32), marks=np.array(sorted(self.marks), np.int32))
+    def snapshot(self) -> "StubSnapshot":
+        return StubSnapshot(np.array(self.tokens, np.uint32), self.logits())
 
-    def load(self, src: BinaryIO) -> None:
-        try:
-            with np.load(src) as saved:
-                tokens, marks = saved["tokens"].tolist(), saved["marks"].tolist()
-        except (ValueError, KeyError, OSError, EOFError, BadZipFile) as fault:
-            raise CheckpointError(f"not a saved stub session ({fault}); delete it to go on") from fault
-        if len(tokens) > self.context:
-            raise CheckpointError(f"saved session has {len(tokens)} tokens, this one holds {self.context}")
-        self.tokens, self.marks = tokens, set(marks)
+    def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
+        if arrays.keys() != {"tokens", "logits"}:
+            raise CheckpointError(f"not a state of the stub: it holds {', '.join(sorted(arrays))}")
+        n = len(arrays["tokens"])
+        if not 0 < n <= self.context:
+            raise CheckpointError(f"state covers {n} tokens, this session takes 1 to {self.context}")
+        self.tokens = arrays["tokens"].tolist()
+        self.marks = {len(self.tokens)}
         self.end_prompt()
 
     def close(self) -> None:
         self.closed = True
+
+
+@dataclass(frozen=True, slots=True)
+class StubSnapshot:
+    """Tokens and logits: there are no rows, so a head is the whole state."""
+    tokens: np.ndarray
+    logits: np.ndarray
+
+    def head(self, spans: int) -> dict[str, np.ndarray]:
+        return {"tokens": self.tokens, "logits": self.logits}
+
+    def span(self, index: int) -> dict[str, np.ndarray]:
+        return {}
 
 
 class StubEngine:
@@ -120,7 +131,8 @@ class StubEngine:
     def __init__(self, script: Script = echo, *, vocab: int = 512, eos: int = 1, context: int = 1 << 20,
                  before_prefill: Callable[[], None] | None = None,
                  before_decode: Callable[[], None] | None = None, step_s: float = 0.0) -> None:
-        self.info = ModelInfo("Scripted stub", context, vocab, "none", "stub", "00" * 8)
+        self.info = ModelInfo("Scripted stub", context, vocab, "none", "stub", "00" * 8, "00" * 8,
+                              "00" * 8)
         self.script, self.eos = script, eos
         self.before_prefill, self.before_decode, self.step_s = before_prefill, before_decode, step_s
         self.slices: list[int] = []
@@ -132,6 +144,9 @@ class StubEngine:
 
     def plan(self, context: int, sessions: int) -> MemoryPlan:
         return MemoryPlan(0, 8 * context, sessions, 0, GIB)
+
+    def arrays(self, tokens: int) -> Mapping[str, tuple[tuple[int, ...], np.dtype]]:
+        return {"tokens": ((tokens,), np.dtype(np.uint32)), "logits": ((self.info.vocab,), np.dtype(np.float32))}
 
     def prefill(self, session: StubSession, tokens: Sequence[int]) -> None:
         self._enter(self.before_prefill)

@@ -5,9 +5,11 @@ compressor's float32 frontier, its position biases already added to the scores. 
 the open group. Ratio 4: 8 slots, 0-3 the previous group, 4-7 the open one; what is never read again is 0 in k and
 -inf in the scores, so that equal states have equal bytes.
 """
+import hashlib
+import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 
@@ -32,6 +34,7 @@ class Array:
         return math.prod(self.shape) * self.dtype.itemsize
 
 
+ABI = 1     # of a state: raise it when the same arrays come to mean something else
 F32, U32, U8 = np.dtype(np.float32), np.dtype(np.uint32), np.dtype(np.uint8)
 
 
@@ -105,6 +108,23 @@ def unpack_frontier(stored: np.ndarray, tokens: int, ratio: int) -> np.ndarray:
     if ratio != 4:
         return stored
     return np.concatenate([stored[:4 if tokens >= 4 else 0], stored[4:4 + tokens % 4]])
+
+
+def rows_of(config: Config, first: int, last: int) -> dict[str, slice]:
+    """Of each array of append-only rows, those that tokens first … last - 1 complete."""
+    rows = {}
+    for i, ratio in enumerate(config.compress_ratios):
+        if ratio:
+            rows[f"L{i}.comp"] = slice(first // ratio, last // ratio)
+        if ratio == 4:
+            rows[f"L{i}.index"] = slice(first // ratio, last // ratio)
+    return rows
+
+
+def layout_fp(config: Config, packed: bool) -> str:
+    """Hex SHA-256 of all that decides what a state's numbers mean, but for the weights and the tokens."""
+    values = asdict(config) | {"packed": packed, "abi": ABI}
+    return hashlib.sha256(json.dumps(values, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def session_bytes(config: Config, tokens: int, packed: bool) -> int:
