@@ -5,11 +5,13 @@ up to its end, so that conversations with equal beginnings share it.
 """
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+
+from ds4mlx.sessions.integrity import Corrupt
 
 SPAN_TOKENS = 2048  # tokens of one segment
 
@@ -75,6 +77,29 @@ def chain_hashes(identity: Identity, tokens: Sequence[int] | np.ndarray) -> tupl
     return tuple(names)
 
 
-# Without the ends that fullmatch adds, `$` would let a newline follow. Bits as the header holds them: one byte.
+def identity_metadata(identity: Identity) -> dict[str, str]:
+    """The fingerprints and the ABI as a container's metadata holds them; the bits stand elsewhere in a file."""
+    return {"base_fp": identity.base_fp, "weights_fp": identity.weights_fp, "tokenizer_fp": identity.tokenizer_fp,
+            "layout_fp": identity.layout_fp, "engine_abi": str(identity.engine_abi)}
+
+
+def parse_identity(metadata: Mapping[str, str], quant_bits: int) -> Identity:
+    """The inverse. Raises Corrupt."""
+    prints = [metadata.get(name, "") for name in ("base_fp", "weights_fp", "tokenizer_fp", "layout_fp")]
+    if not all(_FINGERPRINT.fullmatch(value) for value in prints):
+        raise Corrupt("the payload does not say which model it is of; the file will be set aside")
+    return Identity(*prints, metadata_int(metadata, "engine_abi"), quant_bits)
+
+
+def metadata_int(metadata: Mapping[str, str], key: str) -> int:
+    """A number below 2^32 that the metadata holds as decimal text. Raises Corrupt."""
+    value = metadata.get(key, "")
+    if not _DECIMAL.fullmatch(value) or int(value) >= 1 << 32:
+        raise Corrupt(f"the payload's {key} is {value[:20]!a}, need a number; the file will be set aside")
+    return int(value)
+
+
+_FINGERPRINT = re.compile(r"[0-9a-f]{8,128}")
+_DECIMAL = re.compile(r"0|[1-9][0-9]{0,9}")
 _KEYED = re.compile(r"([0-9a-f]{40})-([0-9a-f]{8})-q([1-9][0-9]{0,2})\.kv([ma])")
 _SEGMENT = re.compile(r"([0-9a-f]{32})\.kvs")
