@@ -41,7 +41,9 @@ def _byte_alphabet() -> dict[str, int]:
 
 
 BYTE_OF = _byte_alphabet()
-_QUOTED_CONTROL = re.compile(b"(?=" + b"|".join(re.escape(x.encode()) for x in CONTROL_LITERALS) + b")")
+# Where ordinary bytes of a key take a mark: a control literal, which is only quoted there, and 0xFF itself, which
+# byte tokens can spell: unmarked, it would make a mark of itself before the control token that follows it.
+KEY_MARKED = re.compile(b"(?=" + b"|".join(re.escape(x.encode()) for x in CONTROL_LITERALS) + b"|\xff)")
 
 
 class Tokenizer:
@@ -149,13 +151,14 @@ class Tokenizer:
 
         Equals `key_bytes_of_ids(encode(segments))`.
         """
-        return _key(piece for segment in segments for piece in self._key_pieces(segment))
+        return _key(piece for segment in segments for piece in self.key_pieces(segment))
 
     def key_bytes_of_ids(self, ids: Iterable[int]) -> bytes:
         """`key_bytes` of a token history."""
         return _key(map(self._key_piece, ids))
 
-    def _key_pieces(self, segment: Segment) -> Iterator[str | bytes]:
+    def key_pieces(self, segment: Segment) -> Iterator[str | bytes]:
+        """What a segment adds to a key, before marking: control literals as str, token or text as bytes."""
         if isinstance(segment, Tokens):
             yield from map(self._key_piece, segment.ids)
         else:
@@ -195,7 +198,7 @@ def _data_sha256(tokens: Mapping[int, str], merges: Sequence[tuple[str, str]]) -
 
 def _key(pieces: Iterable[str | bytes]) -> bytes:
     """Control literals (str) as they are; ordinary stretches (bytes) with 0xFF, no UTF-8, before quoted ones."""
-    return b"".join("".join(group).encode() if kind is str else _QUOTED_CONTROL.sub(b"\xff", b"".join(group))
+    return b"".join("".join(group).encode() if kind is str else KEY_MARKED.sub(b"\xff", b"".join(group))
                     for kind, group in groupby(pieces, type))
 
 

@@ -1,0 +1,74 @@
+"""A place in a prompt's key -> the place in its segments, to go on from a state that the key was matched by.
+
+A key is longer than its text by the marks in it (`Tokenizer.key_bytes`).
+"""
+import re
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+
+from ds4mlx.text.segments import Segment, Text, Tokens
+from ds4mlx.text.tokenizer import KEY_MARKED, Tokenizer
+
+_MARK = re.compile(b"\xff(\xff?)")
+
+
+def key_ends(tokenizer: Tokenizer, segments: Sequence[Segment]) -> list[int]:
+    """Where each segment ends in the key of them all."""
+    pieces = [list(tokenizer.key_pieces(segment)) for segment in segments]
+    ends = [0, *_piece_ends(piece for owned in pieces for piece in owned)]
+    result, count = [], 0
+    for owned in pieces:
+        count += len(owned)
+        result.append(ends[count])
+    return result
+
+
+def after_key(tokenizer: Tokenizer, segments: Sequence[Segment], offset: int) -> list[Segment]:
+    """What follows the first `offset` bytes of the segments' key. Replayed tokens stay what they are, but for one that
+    the place lies in.
+
+    Raises ValueError for a place inside a control token or a character: nothing can go on from there.
+    """
+    places = [(i, k, piece) for i, segment in enumerate(segments)
+              for k, piece in enumerate(tokenizer.key_pieces(segment))]
+    ends = _piece_ends(piece for _, _, piece in places)
+    cut = bisect_right(ends, offset)
+    if cut == len(ends):
+        return []
+    i, k, piece = places[cut]
+    start, following = ends[cut - 1] if cut else 0, segments[i + 1:]
+    if start == offset:
+        return [*_from(tokenizer, segments[i], k), *following]
+    if isinstance(piece, str):
+        raise ValueError(f"byte {offset - start} of {piece!r} is no place to go on from")
+    text = _text(tokenizer.key_bytes(segments), offset, ends[cut])
+    return [Text(text), *(_from(tokenizer, segments[i], k + 1)), *following]
+
+
+def _from(tokenizer: Tokenizer, segment: Segment, piece: int) -> list[Segment]:
+    """A segment without its first pieces; only Tokens have more than one."""
+    if not piece:
+        return [segment]
+    ids = segment.ids[piece:] if isinstance(segment, Tokens) else ()
+    return [Tokens(ids, tokenizer.decode(ids))] if ids else []
+
+
+def _text(key: bytes, start: int, end: int) -> str:
+    """Ordinary bytes of a key as text. Raises ValueError when they begin behind a mark or are no whole characters."""
+    if key[start - 1] == 0xFF:
+        raise ValueError(f"byte {start} of the key lies behind a mark")
+    return _MARK.sub(rb"\1", key[start:end]).decode()
+
+
+def _piece_ends(pieces: Iterable[str | bytes]) -> list[int]:
+    """Where each piece ends in the key of all. A mark goes with the byte that it precedes."""
+    ends: list[int] = []
+    for kind, group in groupby(pieces, type):
+        stretch = [piece.encode() if isinstance(piece, str) else piece for piece in group]
+        marks = [] if kind is str else [match.start() for match in KEY_MARKED.finditer(b"".join(stretch))]
+        start, length = ends[-1] if ends else 0, 0
+        for piece in stretch:
+            length += len(piece)
+            ends.append(start + length + bisect_left(marks, length))
+    return ends
