@@ -21,7 +21,8 @@ from ds4mlx.sessions.identity import (
 from ds4mlx.sessions.integrity import (
     Corrupt, Footer, Foreign, Image, Incomplete, Mismatch, array_bytes, read_at)
 from ds4mlx.sessions.layout import Layout, RowCounts, head_arrays, row_counts
-from ds4mlx.sessions.toolmap import MOST_BLOCKS, MOST_SECTION_BYTES, BadToolMap, ToolBlock, pack_tool_map, parse_tool_map
+from ds4mlx.sessions.toolmap import (
+    MOST_BLOCKS, MOST_SECTION_BYTES, BadToolMap, ToolBlock, pack_tool_map, parse_tool_map)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +149,8 @@ def _parsed(front: Front, container: Container, blocks: tuple[ToolBlock, ...]) -
               "key_sha1": hashlib.sha1(front.key).hexdigest()}
     for key, value in wanted.items():
         if said.get(key) != value:
-            raise Corrupt(f"{key} is {said.get(key, '')[:64]!a}, header and key say {value}; the file will be set aside")
+            raise Corrupt(f"{key} is {said.get(key, '')[:64]!a}, header and key say {value}; the file will be set "
+                          "aside")
     tokens = next(iter(container.arrays), None)
     if tokens is None or (tokens.name, tokens.dtype, tokens.shape) != ("tokens", "U32", (header.tokens,)):
         raise Corrupt(f"the first array is not the {header.tokens} tokens of the header; the file will be set aside")
@@ -255,7 +257,8 @@ def check_usable(head: Head, own: Identity, ctx: int, *, min_tokens: int, same_q
     if head.tokens < min_tokens:
         raise Mismatch(f"{head.tokens} tokens are saved, at least {min_tokens} are worth loading")
     if head.ctx > ctx or head.tokens >= ctx:
-        raise Mismatch(f"{head.tokens} tokens of a context of {head.ctx}, the limit here is {ctx}; raise it to load them")
+        raise Mismatch(f"{head.tokens} tokens of a context of {head.ctx}, the limit here is {ctx}; raise it to load "
+                       "them")
 
 
 MOST_NAME_BYTES = 255
