@@ -100,13 +100,9 @@ def test_a_state_that_disk_has_nearly_whole_is_not_written_again(reason, frontie
 # ---- which to try first
 
 def test_candidates_are_tried_by_tokens_then_kind_then_quant_then_length_of_text():
-    long = entry("long", 3000)
-    text = entry("text", 2000)
-    other_quant = entry("quant", 2000, quant_bits=4)
-    visible = entry("visible", 2000, key_kind="thinking-visible")
-    found = [(visible, 90), (other_quant, 80), (text, 70), (text, 75), (long, 10)]
-    best_first = sorted(found, key=lambda c: candidate_rank(*c, quant_bits=2))
-    assert best_first == [(long, 10), (text, 75), (text, 70), (other_quant, 80), (visible, 90)]
+    best_first = [(3000, "thinking-visible", False, 10), (2000, "token-text", True, 75), (2000, "token-text", True, 70),
+                  (2000, "token-text", False, 80), (2000, "responses-visible", True, 90)]
+    assert sorted(best_first[::-1], key=lambda c: candidate_rank(*c)) == best_first
 
 
 # ---- what to delete

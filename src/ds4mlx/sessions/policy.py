@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ds4mlx.sessions.format import KeyKind, Reason
+from ds4mlx.sessions.header import KeyKind, Reason
 
 HOUR_S = 3600.0
 GAIN = 512                # a save has to cover this many more tokens than the last one of its lineage
@@ -116,9 +116,9 @@ class Stray:
     since: float
 
 
-def candidate_rank(entry: Entry, text_bytes: int, quant_bits: int) -> tuple[int, int, int, int]:
+def candidate_rank(tokens: int, key_kind: KeyKind, same_quant: bool, text_bytes: int) -> tuple[int, bool, bool, int]:
     """Sorts candidates for a prompt, best first. text_bytes: length of the key, or alias, that matched."""
-    return -entry.tokens, entry.key_kind != "token-text", entry.quant_bits != quant_bits, -text_bytes
+    return -tokens, key_kind != "token-text", not same_quant, -text_bytes
 
 
 @dataclass(frozen=True, slots=True)
