@@ -5,6 +5,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from fuzz_format import seal
+from safetensors import deserialize
 from safetensors.numpy import load
 from toy_files import (
     BLOCKS, GOLDEN, IDENTITY, alias_bytes, arrays_in, bytes_of, golden_bytes, head_bytes, head_of, layout, open_alias,
@@ -35,6 +37,13 @@ def test_the_golden_file_is_written_again_byte_for_byte():
     stored = opened(golden_bytes())
     written = bytes_of(head_image(stored.head, arrays_in(golden_bytes(), stored)))
     assert hashlib.sha256(written).hexdigest() == GOLDEN["sha256"]
+
+
+def test_a_stock_safetensors_reader_opens_the_golden_payload():
+    data = golden_bytes()
+    found = dict(deserialize(data[GOLDEN["offsets"]["payload"]:GOLDEN["offsets"]["footer"]]))
+    assert {name: bytes(array["data"]) for name, array in found.items()} == open_head(data)[1]
+    assert found["L0.raw"]["dtype"] == "BF16"
 
 
 def test_a_stock_safetensors_reader_opens_the_payload():
@@ -75,13 +84,31 @@ def test_using_a_file_changes_it_in_place_and_leaves_it_valid():
     assert (opened(data).head.hits, opened(data).head.last_used) == (5, 1_800_000_000)
 
 
-def test_a_file_may_tell_names_that_only_a_newer_program_knows():
-    data = bytearray(head_bytes(state(9)))
-    data[3] = 2
-    with pytest.raises(Foreign, match="version 2"):
-        opened(data)
-    with pytest.raises(Foreign, match="no state"):
-        opened(alias_bytes())
+@pytest.mark.parametrize("at, value, why", [(3, 2, "version 2"), (5, 7, "reason 7"), (6, 8, "flags 0x08"),
+                                            (6, 6, "flags 0x06"), (7, 2, "kind 2"), (7, 0, "no state")])
+def test_a_sound_file_of_a_later_program_is_left_alone(at, value, why):
+    data = golden_bytes()
+    with pytest.raises(Foreign, match=why):
+        opened(seal(data[:at] + bytes([value]) + data[at + 1:]))
+
+
+@pytest.mark.parametrize("said, instead", [
+    ('"frontier":"3"', '"frontier":"4"'), ('"ctx":"4096"', '"ctx":"4097"'), ("token-text", "token-test"),
+    ('"key_sha1":"b', '"key_sha1":"a'), ('"tokens_sha1":"2', '"tokens_sha1":"3'), ("[3,3]", "[3,x]"),
+    ("[3,3]", "[3,{}"), ('"base_fp":"1', '"base_fp":"G'), ('"engine_abi":"1"', '"engine_abi":"x"'),
+    ('"tokens":{"dtype":"U32"', '"tokens":{"dtype":"F32"'), ('"tokens":{', '"tokenz":{')])
+def test_a_payload_that_contradicts_itself_or_its_header_is_corrupt(said, instead):
+    data = golden_bytes().replace(said.encode(), instead.encode())
+    with pytest.raises(Corrupt):
+        open_head(seal(data))
+
+
+def test_segments_cannot_cover_more_than_the_tokens():
+    name = "0" * 32
+    assert opened(head_bytes(state(2048), segments=(name,))).head.segments == (name,)
+    for wrong in ((name, name), ("x" * 32,), (f"../{name}"[:32],), (5,)):
+        with pytest.raises(Corrupt, match="segments"):
+            opened(head_bytes(state(2048), segments=wrong))
 
 
 def test_an_alias_is_read_as_it_was_written():
