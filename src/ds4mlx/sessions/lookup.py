@@ -1,10 +1,43 @@
-"""How much of a live session a new prompt can go on from."""
-from collections.abc import Sequence
-from dataclasses import dataclass
+"""What a new prompt can go on from: the state of a slot, whole or rewound, a state on disk, or nothing.
+
+A pure decision over lengths, ids and keys (`Tokenizer.key_bytes`). A state goes with its exact tokens; keys only select
+it. In order, the first that serves:
+
+1. responses-visible      the prompt begins with what a client of the Responses API may send back of the state
+2. *-tool-output          results of exactly the calls that the state ends with
+3. memory-token           the prompt begins with the state's tokens
+4. thinking-visible       as 1, for the other APIs
+5. memory-text            the prompt begins with the state's text, in other tokens
+6. memory-rewind          an earlier length of the state serves in one of these ways
+7. disk-text              a saved state serves by its key
+8. none                   a cold prefill
+
+Of 6 and 7 the longer wins, 6 when the two are close.
+"""
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
-Source = Literal["none", "memory-token", "memory-rewind"]
-STRIDE = 4096  # tokens compared at once: slices of ints compare some 20 times faster than a Python loop
+from ds4mlx.errors import BadRequest
+from ds4mlx.text.segments import CONTROL_LITERALS
+
+Source = Literal["none", "memory-token", "memory-text", "memory-rewind", "disk-text", "thinking-visible",
+                 "responses-visible", "responses-tool-output", "anthropic-tool-output", "chat-tool-output"]
+Api = Literal["chat", "anthropic", "responses", "completions"]
+VisibleKind = Literal["thinking-visible", "responses-visible"]
+Outcome = Literal["taken", "no-live-state", "no-key", "stale-key", "not-a-prefix", "nothing-to-add", "inside-a-token",
+                  "no-tool-results", "other-calls", "history-unknown", "history-edited", "prompt-shorter",
+                  "ids-differ", "no-point", "too-short", "shorter-than-saved", "no-candidate", "barely-longer"]
+
+STRIDE = 4096           # tokens compared at once: slices of ints compare some 20 times faster than a Python loop
+MIN_REWIND = 64         # tokens: BOS and the words that all prompts begin with are no conversation
+DISK_GAIN = 256         # tokens that a saved state must have over a rewound one to be worth reading
+MOST_DISK_TRIES = 3
+TOOL_OUTPUT: dict[Api, Source] = {"chat": "chat-tool-output", "anthropic": "anthropic-tool-output",
+                                  "responses": "responses-tool-output"}
+_LITERAL = re.compile(b"|".join(re.escape(literal.encode()) for literal in CONTROL_LITERALS))
+_LONGEST = max(len(literal.encode()) for literal in CONTROL_LITERALS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,6 +45,285 @@ class Reuse:
     """The first `tokens` tokens of the prompt are in the session; "memory-rewind" has to drop what follows them."""
     source: Source
     tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class TrailingResults:
+    """The tool results that a request ends with.
+
+    turn_end: bytes of the request's key up to the end of the assistant turn that made the calls, None when the request
+    does not hold it: then only the live state can answer. alone: it holds no earlier messages at all.
+    """
+    call_ids: frozenset[str]
+    turn_end: int | None = None
+    alone: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A request: its prompt in ids and as a key."""
+    ids: Sequence[int]
+    key: bytes
+    api: Api = "chat"
+    results: TrailingResults | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class VisibleKey:
+    """The key of what a client may send back of a state of `frontier` tokens, for one way of leaving things out."""
+    key: bytes
+    kind: VisibleKind
+    frontier: int
+
+
+@dataclass(frozen=True, slots=True)
+class RewindPoint:
+    """An earlier length of a state. key_bytes: length of the key of its first `frontier` tokens."""
+    frontier: int
+    key_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """The state of a slot, and what leads to it.
+
+    key: of `tokens`. visible: for this length and for its rewind points; any other length makes a key stale. call_ids:
+    of the calls that the state ended with when it had `calls_at` tokens.
+    """
+    tokens: Sequence[int] = ()
+    key: bytes = b""
+    visible: tuple[VisibleKey, ...] = ()
+    points: tuple[RewindPoint, ...] = ()
+    call_ids: frozenset[str] = frozenset()
+    calls_at: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A saved state whose key is a prefix of the request's, `key_bytes` long."""
+    name: str
+    tokens: int
+    key_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One way to the prompt: keep `tokens` tokens of a state, then prefill
+
+    ids: the request's ids after as many, rest: what follows the first `key_bytes` bytes of its key, encoded apart,
+    results: a user turn of the tool results. A saved state whose tokens begin the request's ids takes ids, not rest.
+    """
+    source: Source
+    tokens: int
+    then: Literal["ids", "rest", "results"]
+    key_bytes: int = 0
+    stored: Stored | None = None
+
+    @property
+    def replaces_live(self) -> bool:
+        """The live state goes: save it, but choose and pin a saved state first."""
+        return self.source in ("disk-text", "none")
+
+
+COLD = Plan("none", 0, "ids")
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What came of one source."""
+    source: Source
+    outcome: Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Plans to try in order: the next one when a file cannot be read or a restored state fails.
+
+    None at all: the request needs a state that is gone, see `tool_state_gone`.
+    """
+    plans: tuple[Plan, ...]
+    verdicts: tuple[Verdict, ...]
+    common_tokens: int  # that the prompt and the live state begin with
+    common_bytes: int   # that their keys begin with
+
+    @property
+    def best(self) -> Plan | None:
+        return self.plans[0] if self.plans else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Match:
+    """A request beside a state."""
+    wanted: Wanted
+    live: Live
+    tokens: int
+    bytes: int
+    verdicts: list[Verdict] = field(default_factory=list)
+
+    @property
+    def frontier(self) -> int:
+        return len(self.live.tokens)
+
+    def judge(self, source: Source, found: Plan | Outcome) -> Plan | None:
+        """Notes what came of a source. Returns the plan, if it is one."""
+        plan = found if isinstance(found, Plan) else None
+        self.verdicts.append(Verdict(source, "taken" if isinstance(found, Plan) else found))
+        return plan
+
+    def decision(self, *plans: Plan) -> Decision:
+        return Decision(plans, tuple(self.verdicts), self.tokens, self.bytes)
+
+
+def decide(wanted: Wanted, live: Live, stored: Sequence[Stored] = ()) -> Decision:
+    """How to get to the prompt from this slot. stored: the saved states that match the request's key, best first."""
+    match = _Match(wanted, live, common_prefix(live.tokens, wanted.ids), common_bytes(live.key, wanted.key))
+    needs_live = wanted.results is not None and wanted.results.turn_end is None
+    for source, attempt in _whole_state(wanted.api):
+        if needs_live and source not in ("responses-visible", *TOOL_OUTPUT.values()):
+            return match.decision()
+        if plan := match.judge(source, attempt(match)):
+            return match.decision(plan) if needs_live else match.decision(plan, COLD)
+    if needs_live:
+        return match.decision()
+    rewound = _rewind(match)
+    back = [rewound] if isinstance(rewound, Plan) else []
+    saved, outcome = _saved(wanted, back, stored)
+    match.judge("memory-rewind", "shorter-than-saved" if back and saved else rewound)
+    match.judge("disk-text", saved[0] if saved else outcome)
+    plans = [*saved, *back, COLD]
+    if plans == [COLD]:
+        match.judge("none", COLD)
+    return match.decision(*plans)
+
+
+def tool_state_gone(results: TrailingResults) -> BadRequest:
+    """For a request that no slot has a plan for."""
+    return BadRequest(f"the calls of these {len(results.call_ids)} tool results are not in the request, and the state "
+                      "they belong to is gone; send the whole conversation", param="input",
+                      code="continuation_state_unavailable", status=409)
+
+
+def still_bound(visible: Sequence[VisibleKey], frontier: int) -> tuple[VisibleKey, ...]:
+    """The keys that stay valid when a state goes back to `frontier` tokens, to be written on from there."""
+    return tuple(key for key in visible if key.frontier <= frontier)
+
+
+# ---- 1 to 5: the whole state
+
+def _whole_state(api: Api) -> list[tuple[Source, Callable[[_Match], Plan | Outcome]]]:
+    memory: list[tuple[Source, Callable[[_Match], Plan | Outcome]]] = [("memory-token", _same_tokens)]
+    if api == "completions":
+        return [*memory, ("memory-text", _same_text)]
+    if api == "responses":
+        return [("responses-visible", _visible), (TOOL_OUTPUT[api], _tool_output), *memory, ("memory-text", _same_text)]
+    return [(TOOL_OUTPUT[api], _tool_output), *memory, ("thinking-visible", _visible), ("memory-text", _same_text)]
+
+
+def _visible(match: _Match) -> Plan | Outcome:
+    return _visible_at(match, match.frontier)
+
+
+def _visible_at(match: _Match, frontier: int) -> Plan | Outcome:
+    """A visible key of the request's API, bound to a state of just this length."""
+    kind: VisibleKind = "responses-visible" if match.wanted.api == "responses" else "thinking-visible"
+    keys = [key for key in match.live.visible if key.kind == kind]
+    bound = [key.key for key in keys if key.frontier == frontier and frontier > 0]
+    if not bound:
+        return "stale-key" if keys else "no-key"
+    wanted = match.wanted.key
+    fitting = [key for key in bound if wanted.startswith(key)]
+    if not fitting:
+        return "not-a-prefix"
+    longest = max(map(len, fitting))
+    if longest == len(wanted):
+        return "nothing-to-add"
+    if not clean_cut(wanted, longest):
+        return "inside-a-token"
+    return Plan(kind if frontier == match.frontier else "memory-rewind", frontier, "rest", longest)
+
+
+def _tool_output(match: _Match) -> Plan | Outcome:
+    """The results of the state's calls. Ids alone do not do where the request shows its history: one that a client has
+    edited or compacted would be answered from text that it took away."""
+    results, live = match.wanted.results, match.live
+    if results is None:
+        return "no-tool-results"
+    if not live.tokens:
+        return "no-live-state"
+    if live.calls_at != match.frontier or not live.call_ids or live.call_ids != results.call_ids:
+        return "other-calls"
+    source = TOOL_OUTPUT[match.wanted.api]
+    if results.turn_end is None:
+        return Plan(source, match.frontier, "results") if results.alone else "history-unknown"
+    history = match.wanted.key[:results.turn_end]
+    if history == live.key or any(key.key == history and key.frontier == match.frontier for key in live.visible):
+        return Plan(source, match.frontier, "rest", results.turn_end)
+    return "history-edited"
+
+
+def _same_tokens(match: _Match) -> Plan | Outcome:
+    if not match.live.tokens:
+        return "no-live-state"
+    if match.tokens == match.frontier:
+        return Plan("memory-token", match.frontier, "ids")
+    return "prompt-shorter" if match.tokens == len(match.wanted.ids) else "ids-differ"
+
+
+def _same_text(match: _Match) -> Plan | Outcome:
+    if not match.live.key:
+        return "no-live-state"
+    length = len(match.live.key)
+    if match.bytes < length:
+        return "prompt-shorter" if match.bytes == len(match.wanted.key) else "not-a-prefix"
+    if not clean_cut(match.wanted.key, length):
+        return "inside-a-token"
+    return Plan("memory-text", match.frontier, "rest", length)
+
+
+# ---- 6 and 7: less than the whole, or another state
+
+def _rewind(match: _Match) -> Plan | Outcome:
+    """The longest earlier length that serves."""
+    if not match.live.tokens:
+        return "no-live-state"
+    for point in sorted(match.live.points, key=lambda point: point.frontier, reverse=True):
+        found = _at_point(match, point)
+        if found is not None:
+            return found if found.tokens >= MIN_REWIND else "too-short"
+    return "no-point" if match.tokens >= MIN_REWIND else "too-short"
+
+
+def _at_point(match: _Match, point: RewindPoint) -> Plan | None:
+    if point.frontier <= match.tokens:
+        return Plan("memory-rewind", point.frontier, "ids")
+    if point.key_bytes <= match.bytes and clean_cut(match.wanted.key, point.key_bytes):
+        return Plan("memory-rewind", point.frontier, "rest", point.key_bytes)
+    seen = _visible_at(match, point.frontier)
+    return seen if isinstance(seen, Plan) else None
+
+
+def _saved(wanted: Wanted, back: Sequence[Plan], stored: Sequence[Stored]) -> tuple[list[Plan], Outcome]:
+    """The saved states worth reading beside a rewind, best first; without any, why."""
+    fitting = [Plan("disk-text", saved.tokens, "rest", saved.key_bytes, saved)
+               for saved in stored if clean_cut(wanted.key, saved.key_bytes)]
+    least = max((plan.tokens + DISK_GAIN for plan in back), default=0)
+    longer = [plan for plan in fitting if plan.tokens >= least]
+    return longer[:MOST_DISK_TRIES], "barely-longer" if fitting else "inside-a-token" if stored else "no-candidate"
+
+
+# ---- comparing
+
+def clean_cut(key: bytes, at: int) -> bool:
+    """Whether what follows a place in a key can be encoded apart: it lies in no control literal, mark or character.
+
+    A state that ends with the characters `<thi` is a prefix of a prompt with a real `<think>` there, but not its state.
+    """
+    if not 0 < at < len(key):
+        return True
+    if key[at - 1] == 0xFF or key[at] & 0xC0 == 0x80:
+        return False
+    start = max(0, at - _LONGEST)
+    return not any(found.start() < at - start < found.end() for found in _LITERAL.finditer(key[start:at + _LONGEST]))
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
@@ -23,6 +335,18 @@ def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
         if left != right:
             return start + next(i for i, (x, y) in enumerate(zip(left, right)) if x != y)
     return limit
+
+
+def common_bytes(a: bytes, b: bytes) -> int:
+    """Number of leading bytes that both have."""
+    same, limit = 0, min(len(a), len(b))
+    while same < limit:  # halving: each byte is compared about twice, by memcmp
+        middle = (same + limit + 1) // 2
+        if a[same:middle] == b[same:middle]:
+            same = middle
+        else:
+            limit = middle - 1
+    return same
 
 
 def reusable(live: Sequence[int], prompt: Sequence[int]) -> Reuse:
