@@ -87,7 +87,7 @@ class Store:
 
     def __init__(self, path: Path, identity: Identity, layout: Layout, ctx: int,
                  options: StoreOptions = StoreOptions(), *, directory: CacheDirectory | None = None) -> None:
-        self.options, self._layout = options, layout
+        self.path, self.options, self._layout = path, options, layout
         self._directory = directory or CacheDirectory(path)
         self._mutex = threading.RLock()
         self._usable = Usable(identity, layout, ctx, options.rules.min_tokens, options.same_quant)
