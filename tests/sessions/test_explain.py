@@ -55,13 +55,13 @@ def test_the_memory_miss_has_its_name(text, state, reason):
 
 WORDS = {
     "nothing to say": (TEXT + "more", live(), "", ()),
-    "a rewind": (changed(150), live(TEXT, 70, 128), "the prompt parts from the live state at token 150 of 220, its text "
-                 "in messages[0] at byte 0; 128 is the longest length to go back to", ()),
-    "a rewind to just there": (changed(150), live(TEXT, 150), "the prompt parts from the live state at token 150 of 220, "
-                               "its text in messages[0] at byte 0", ()),
-    "no place to go back to": (changed(150), live(), "the prompt parts from the live state at token 150 of 220, its text "
-                               "in messages[0] at byte 0; there is no length of 64 to 150 tokens to go back to; no "
-                               "saved state begins this prompt", ()),
+    "a rewind": (changed(150), live(TEXT, 70, 128), "the prompt parts from the live state at token 150 of 220, its "
+                 "text in messages[0] at byte 0; 128 is the longest length to go back to", ()),
+    "a rewind to just there": (changed(150), live(TEXT, 150), "the prompt parts from the live state at token 150 of "
+                               "220, its text in messages[0] at byte 0", ()),
+    "no place to go back to": (changed(150), live(), "the prompt parts from the live state at token 150 of 220, its "
+                               "text in messages[0] at byte 0; there is no length of 64 to 150 tokens to go back to; "
+                               "no saved state begins this prompt", ()),
     "too little in common": (changed(3), live(), "the prompt parts from the live state at token 3 of 220, its text in "
                              "system at byte 3; fewer than 64 tokens are worth nothing; no saved state begins this "
                              "prompt", ()),

@@ -20,7 +20,8 @@ def ids(text):
 
 def in_pairs(text):
     """The same text in other tokens."""
-    return [ord(text[i]) << 21 | ord(text[i + 1]) if i + 1 < len(text) else ord(text[i]) for i in range(0, len(text), 2)]
+    pairs = [text[i:i + 2] for i in range(0, len(text), 2)]
+    return [ord(pair[0]) << 21 | ord(pair[-1]) for pair in pairs]
 
 
 def wanted(text, api="chat", tokens=None, **more):

@@ -71,8 +71,8 @@ def test_hidden_reasoning_loses_no_prefix(prompts, tools):
     request = prompts.wanted(SYSTEM, QUESTION, assistant("I look."), AGAIN, tools=tools)
     best = decide(request, state).best
     assert (best.source, best.tokens) == ("thinking-visible", len(state.tokens))
-    rest = after_key(prompts.tokenizer, prompts.rendered([SYSTEM, QUESTION, assistant("I look."), AGAIN], tools).segments,
-                     best.key_bytes)
+    segments = prompts.rendered([SYSTEM, QUESTION, assistant("I look."), AGAIN], tools).segments
+    rest = after_key(prompts.tokenizer, segments, best.key_bytes)
     assert rendered_text(rest).startswith("<｜User｜>And now?")
 
 

@@ -111,10 +111,17 @@ def test_a_saved_block_is_not_repeated_when_it_is_one(block, calls):
     assert kept.replays({0: [A, B]}).blocks == {0: TWO} and kept.ids == 2
 
 
+def test_a_saved_block_of_another_id_leaves_the_id_unknown():
+    after = ToolMemory(on_disk=lambda call_id: TWO, read_calls=lambda block: TWO_CALLS)
+    assert after.replays({0: [C]}) == Replays(canonical=1, missing_ids=1) and after.ids == 0
+
+
 def test_a_state_is_saved_with_the_blocks_that_it_holds_as_sampled():
     kept = memory()
     history = [0, 5, *TWO.ids, 1, 6, 30, 128825]  # the second block was rendered from a client's words
     assert kept.blocks_in(["call_b", "call_a", "call_c", "call_z"], history) == (TWO,)
+    assert kept.blocks_in(["call_c", "call_a"], [*ONE.ids, *TWO.ids]) == (ONE, TWO)
+    assert kept.blocks_in(["call_a", "call_c"], [*ONE.ids, *TWO.ids]) == (TWO, ONE)
     assert kept.blocks_in([], history) == () == kept.blocks_in(["call_a"], [])
 
 
@@ -125,8 +132,8 @@ def test_a_block_between_two_tokens_is_not_in_a_history():
     assert kept.blocks_in(["call_s"], [0x00010000, 0x00000002, 0x00020001]) != ()
 
 
-MARK, REST = (128825, Control(DSML)), [(70, b"tool"), (71, b"_calls"), (72, b">"), (73, b"\n</"), (128825, Control(DSML)),
-                                       (74, b"tool_calls"), (75, b">\n")]
+MARK = (128825, Control(DSML))
+REST = [(70, b"tool"), (71, b"_calls"), (72, b">"), (73, b"\n</"), MARK, (74, b"tool_calls"), (75, b">\n")]
 CUTS = {
     "a separator of its own": ([(1, b"Hi"), (271, b"\n\n"), (30, b"<")], "", 1),
     "a half-merged separator": ([(1, b"Hi"), (339, b".\n\n"), (30, b"<")], "\n\n", 2),

@@ -174,13 +174,14 @@ class _Match:
         return Decision(plans, tuple(self.verdicts), self.tokens, self.bytes)
 
 
+_Attempt = tuple[Source, Callable[[_Match], Plan | Outcome]]
+
+
 def decide(wanted: Wanted, live: Live, stored: Sequence[Stored] = ()) -> Decision:
     """How to get to the prompt from this slot. stored: the saved states that match the request's key, best first."""
     match = _Match(wanted, live, common_prefix(live.tokens, wanted.ids), common_bytes(live.key, wanted.key))
     needs_live = wanted.results is not None and wanted.results.turn_end is None
-    for source, attempt in _whole_state(wanted.api):
-        if needs_live and source not in ("responses-visible", *TOOL_OUTPUT.values()):
-            return match.decision()
+    for source, attempt in _needing_live(wanted.api) if needs_live else _whole_state(wanted.api):
         if plan := match.judge(source, attempt(match)):
             return match.decision(plan) if needs_live else match.decision(plan, COLD)
     if needs_live:
@@ -210,13 +211,18 @@ def still_bound(visible: Sequence[VisibleKey], frontier: int) -> tuple[VisibleKe
 
 # ---- 1 to 5: the whole state
 
-def _whole_state(api: Api) -> list[tuple[Source, Callable[[_Match], Plan | Outcome]]]:
-    memory: list[tuple[Source, Callable[[_Match], Plan | Outcome]]] = [("memory-token", _same_tokens)]
+def _needing_live(api: Api) -> list[_Attempt]:
+    """The sources for results whose calls the request does not hold."""
+    return [attempt for attempt in _whole_state(api) if attempt[1] is _tool_output or attempt[0] == "responses-visible"]
+
+
+def _whole_state(api: Api) -> list[_Attempt]:
+    tokens, text = ("memory-token", _same_tokens), ("memory-text", _same_text)
     if api == "completions":
-        return [*memory, ("memory-text", _same_text)]
+        return [tokens, text]
     if api == "responses":
-        return [("responses-visible", _visible), (TOOL_OUTPUT[api], _tool_output), *memory, ("memory-text", _same_text)]
-    return [(TOOL_OUTPUT[api], _tool_output), *memory, ("thinking-visible", _visible), ("memory-text", _same_text)]
+        return [("responses-visible", _visible), (TOOL_OUTPUT[api], _tool_output), tokens, text]
+    return [(TOOL_OUTPUT[api], _tool_output), tokens, ("thinking-visible", _visible), text]
 
 
 def _visible(match: _Match) -> Plan | Outcome:

@@ -111,7 +111,16 @@ class ToolMemory:
         with self._lock:
             blocks = dict.fromkeys(self._of_id[i].block for i in call_ids if i in self._of_id)
         history = np.asarray(tokens, "<u4").tobytes() if blocks else b""
-        return tuple(block for block in blocks if _occurs(block.ids, history))
+        found: list[ToolBlock] = []
+        end = 0  # of the last one found: ids come in the order of their calls, so the next stands behind it
+        for block in blocks:
+            needle = np.asarray(block.ids, "<u4").tobytes()
+            at = _find(needle, history, end)
+            at = _find(needle, history, 0) if at < 0 < end else at
+            if at >= 0:
+                found.append(block)
+                end = at + len(needle)
+        return tuple(found)
 
     def replays(self, turns: Mapping[int, Sequence[Call]], schemas: Schemas | None = None) -> Replays:
         """What to repeat in a prompt. turns: the calls of each assistant message; schemas: of the tools' arguments.
@@ -123,14 +132,14 @@ class ToolMemory:
         asked = {index: calls for index, calls in turns.items() if calls}
         mem = disk = missing = 0
         for index, calls in asked.items():
-            known, loaded = zip(*(self._find(call.id) for call in calls))
+            known, loaded = zip(*(self._known_by(call.id) for call in calls))
             missing += known.count(None)
             if known[0] is not None and _same_calls(known[0], calls, schemas or {}):
                 blocks[index] = known[0].block
                 mem, disk = mem + (not any(loaded)), disk + any(loaded)
         return Replays(blocks, mem, disk, len(asked) - len(blocks), missing)
 
-    def _find(self, call_id: str) -> tuple[_Known | None, bool]:
+    def _known_by(self, call_id: str) -> tuple[_Known | None, bool]:
         """The block of an id, and whether it had to be read from disk."""
         with self._lock:
             if (known := self._of_id.get(call_id)) is not None:
@@ -179,10 +188,9 @@ def _same_calls(known: _Known, calls: Sequence[Call], schemas: Schemas) -> bool:
         for call, (name, arguments) in zip(calls, known.calls))
 
 
-def _occurs(ids: Sequence[int], history: bytes) -> bool:
-    """Whether ids are a stretch of a history, both as little-endian 32-bit numbers."""
-    needle = np.asarray(ids, "<u4").tobytes()
-    at = history.find(needle)
+def _find(ids: bytes, history: bytes, start: int) -> int:
+    """Where ids stand in a history, both as 32-bit numbers; -1 for nowhere."""
+    at = history.find(ids, start)
     while at > 0 and at % 4:  # bytes of two neighbours may look like an id
-        at = history.find(needle, at + 1)
-    return at >= 0
+        at = history.find(ids, at + 1)
+    return at
