@@ -63,11 +63,12 @@ template <int BITS> inline ulong key_of(float logit, uint id) {
 }
 
 // Logits base + index, base + index + threads, ...: loads that wait for nothing, for there is one core to wait on.
+// A GPU compares subnormal numbers as zeros, and keys are made of bits: + 0 makes of both the same.
 template <int V, typename Logits> inline void load(Logits logits, uint base, Place at, thread float* x) {
     for (uint i = 0; i < BATCH; ++i) {
         uint id = base + i * at.threads + at.index;
         float logit = logits[min(id, uint(V) - 1)];
-        x[i] = id < V ? logit : -INFINITY;
+        x[i] = id < V ? logit + 0.0f : -INFINITY;
     }
 }
 

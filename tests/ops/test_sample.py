@@ -109,6 +109,12 @@ def test_extremes(logits, changes, expected, implementation):
     assert ops.sample(mx.array(logits), 0.998, **(ALL | changes)).item() == expected
 
 
+def test_subnormal_logits_are_equal_where_a_gpu_takes_them_for_zero(emulated):
+    logits = mx.array((1e-42 * (np.arange(600) % 37)).astype(np.float32))
+    chosen = [ops.sample(logits, (i + 0.5) / 300, **(ALL | {"top_k": 300})).item() for i in (0, 150, 299)]
+    assert chosen == [0, 150, 299]
+
+
 def test_the_kernel_gives_the_same_token_in_any_order_of_threads(rng, emulated):
     logits = mx.array((3 * rng.normal(size=777)).astype(np.float32))
     with checking(races=True, debug=True):
