@@ -236,9 +236,10 @@ def test_quarantine_keeps_eight_files_and_a_gibibyte():
 def test_a_file_restored_twice_without_progress_is_left_alone_for_ten_minutes():
     guard = ReloadGuard()
     guard.restored(0, "x", 900, NOW)
-    assert guard.blocked(0, NOW) == set()
+    assert guard.blocked(0, NOW) == {}
     guard.restored(0, "x", 900, NOW + 1)
-    assert (guard.blocked(0, NOW + 2), guard.blocked(1, NOW + 2), guard.blocked(0, NOW + 602)) == ({"x"}, set(), set())
+    assert guard.blocked(0, NOW + 2).keys() == {"x"} and guard.blocked(1, NOW + 2) == {}
+    assert guard.blocked(0, NOW + 602) == guard.blocked(0, NOW - 1e6) == {}
 
 
 def test_a_file_restored_again_after_the_slot_went_on_is_no_loop():
@@ -246,4 +247,11 @@ def test_a_file_restored_again_after_the_slot_went_on_is_no_loop():
     guard.restored(0, "x", 900, NOW)
     guard.continued(0)
     guard.restored(0, "x", 900, NOW + 1)
-    assert guard.blocked(0, NOW + 2) == set()
+    assert guard.blocked(0, NOW + 2) == {}
+
+
+def test_a_file_that_cannot_be_read_is_left_alone_by_all_for_ten_minutes():
+    guard = ReloadGuard()
+    guard.failed("x", "the disk is broken", NOW)
+    assert guard.blocked(0, NOW + 599) == guard.blocked(1, NOW) == {"x": "the disk is broken"}
+    assert guard.blocked(0, NOW + 601) == {}

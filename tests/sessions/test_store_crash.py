@@ -10,6 +10,7 @@ import pytest
 from stopped_saves import ALIAS, NEW, OLD, save_new
 from toy_store import history, key_of, load, open_store, same_state, save
 
+from ds4mlx.errors import CheckpointError
 from ds4mlx.sessions.directory import CacheDirectory
 
 
@@ -120,16 +121,15 @@ def test_after_an_error_of_the_disk_the_next_save_is_tried(base):
     store.close()
 
 
-def test_a_file_that_cannot_be_read_is_left_where_it_is(base, monkeypatch):
+def test_a_file_that_cannot_be_read_is_left_where_it_is_and_not_tried_again_at_once(base, monkeypatch):
     store = open_store(base)
     (candidate,) = store.find(key_of(OLD)).candidates
-    failing = OSError(errno.EIO, os.strerror(errno.EIO))
 
     def broken(self, name):
-        raise failing
-    monkeypatch.setattr(CacheDirectory, "open", broken)
-    with pytest.raises(Exception, match="cannot be read"):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+    with monkeypatch.context() as patched, pytest.raises(CheckpointError, match="cannot be read"):
+        patched.setattr(CacheDirectory, "open", broken)
         store.load(candidate, key_of(OLD))
-    monkeypatch.undo()
-    assert same_state(load(store, OLD), OLD)
+    assert store.find(key_of(OLD)).candidates == () and "Input/output" in store.find(key_of(OLD)).rejected[0][1]
     store.close()
+    assert len(list(base.glob("*.kvm"))) == 1

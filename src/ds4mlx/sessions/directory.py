@@ -63,8 +63,9 @@ class CacheDirectory:
     the disk had. Raises CheckpointError when the directory is not private or cannot be locked.
     """
 
-    def __init__(self, path: Path, before: Callable[[str], None] = nothing) -> None:
-        self.path = path
+    def __init__(self, path: Path, before: Callable[[str], None] = nothing, *,
+                 lock_wait_s: float = LOCK_WAIT_S) -> None:
+        self.path, self._lock_wait_s = path, lock_wait_s
         self.before = before
         self.written_bytes = 0          # payload of all files, whether or not they were completed
         self._thread_lock = threading.Lock()
@@ -127,8 +128,9 @@ class CacheDirectory:
     # ---- changes
 
     @contextmanager
-    def lock(self, wait_s: float = LOCK_WAIT_S) -> Iterator[None]:
-        """Excludes other processes, and other threads, from deciding what goes. Raises LockBusy after `wait_s`."""
+    def lock(self) -> Iterator[None]:
+        """Excludes other processes, and other threads, from deciding what goes. Raises LockBusy after `lock_wait_s`."""
+        wait_s = self._lock_wait_s
         deadline = time.monotonic() + wait_s
         if not self._thread_lock.acquire(timeout=wait_s):
             raise LockBusy(f"{self.path}: in use by this process for {wait_s:.0f} s; trying again later")

@@ -255,23 +255,28 @@ def quarantine_excess(files: Sequence[Stray]) -> list[str]:
 
 
 class ReloadGuard:
-    """Stops a slot from restoring one file again and again without getting any further."""
+    """Files that are left alone for ten minutes: one slot restored them twice and got no further, or they failed."""
 
     def __init__(self) -> None:
-        self._last: dict[int, tuple[str, int]] = {}         # slot -> file and frontier restored last
-        self._blocked: dict[tuple[int, str], float] = {}    # -> until when
+        self._last: dict[int, tuple[str, int]] = {}     # slot -> file and frontier restored last
+        self._blocked: dict[tuple[int | None, str], tuple[float, str]] = {}  # (slot or all, file) -> until when, why
 
     def restored(self, slot: int, name: str, frontier: int, now: float) -> None:
-        """A second restore without `continued` in between blocks the file for ten minutes."""
+        """A second restore without `continued` in between is a loop."""
         if self._last.get(slot) == (name, frontier):
-            self._blocked[slot, name] = now + RELOAD_PAUSE_S
+            self._blocked[slot, name] = now + RELOAD_PAUSE_S, "it was restored again without progress"
         self._last[slot] = name, frontier
 
     def continued(self, slot: int) -> None:
         """The slot went on from its state in memory."""
         self._last.pop(slot, None)
 
-    def blocked(self, slot: int, now: float) -> set[str]:
+    def failed(self, name: str, why: str, now: float) -> None:
+        """A file that is left in place could not be read, by any slot."""
+        self._blocked[None, name] = now + RELOAD_PAUSE_S, why
+
+    def blocked(self, slot: int, now: float) -> dict[str, str]:
+        """File -> why a slot leaves it alone."""
         # A clock set back must not block for longer than the pause.
-        self._blocked = {key: until for key, until in self._blocked.items() if now < until <= now + RELOAD_PAUSE_S}
-        return {name for owner, name in self._blocked if owner == slot}
+        self._blocked = {key: value for key, value in self._blocked.items() if now < value[0] <= now + RELOAD_PAUSE_S}
+        return {name: why for (owner, name), (_, why) in self._blocked.items() if owner in (slot, None)}

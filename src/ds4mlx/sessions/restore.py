@@ -10,12 +10,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from ds4mlx.errors import CheckpointError
-from ds4mlx.sessions.container import check_arrays, read_arrays
+from ds4mlx.sessions.container import Arrays, check_arrays, read_arrays
 from ds4mlx.sessions.directory import CacheDirectory, Found
 from ds4mlx.sessions.format import Head, StoredHead, check_layout, read_head
 from ds4mlx.sessions.identity import segment_file
 from ds4mlx.sessions.integrity import Corrupt, Incomplete
-from ds4mlx.sessions.layout import Layout, empty_arrays, head_views, segment_arrays, segment_views
+from ds4mlx.sessions.layout import Layout, empty_arrays, head_views, segment_arrays
 from ds4mlx.sessions.segment import read_segment
 
 READERS = 4
@@ -78,10 +78,10 @@ def _check_values(arrays: Mapping[str, np.ndarray]) -> None:
 
 def _read_segments(directory: CacheDirectory, name: str, found: Found, stored: StoredHead,
                    arrays: Mapping[str, np.ndarray], layout: Layout, verify: bool) -> None:
-    segments = stored.head.segments
+    segments, held = stored.head.segments, segment_arrays(layout)
     with ThreadPoolExecutor(min(READERS, len(segments)) or 1, "kv-read") as pool:
-        reads = [pool.submit(_read_segment, directory, segment, span, segment_views(arrays, layout, span), layout,
-                             verify) for span, segment in enumerate(segments)]
+        reads = [pool.submit(_read_segment, directory, segment, span, arrays, held, verify)
+                 for span, segment in enumerate(segments)]
         try:
             for read in reads:
                 read.result()
@@ -95,8 +95,10 @@ def _read_segments(directory: CacheDirectory, name: str, found: Found, stored: S
                 read.cancel()
 
 
-def _read_segment(directory: CacheDirectory, segment: str, span: int, into: Mapping[str, np.ndarray], layout: Layout,
+def _read_segment(directory: CacheDirectory, segment: str, span: int, arrays: Mapping[str, np.ndarray], held: Arrays,
                   verify: bool) -> None:
+    """Into its place in `arrays`. held: what each segment holds."""
+    into = {name: arrays[name][span * shape[0]:(span + 1) * shape[0]] for name, (shape, _) in held.items()}
     try:
         file, found = directory.open(segment_file(segment))
     except FileNotFoundError:
@@ -106,7 +108,7 @@ def _read_segment(directory: CacheDirectory, segment: str, span: int, into: Mapp
             stored = read_segment(file, found.nbytes)
             if (stored.segment.name, stored.segment.span) != (segment, span):
                 raise Corrupt(f"it holds span {stored.segment.span} of {stored.segment.name:.32}")
-            check_arrays(stored.container, segment_arrays(layout))
+            check_arrays(stored.container, held)
             read_arrays(file, stored.data_at, stored.container, into, verify=verify)
         except (Incomplete, Corrupt) as fault:
             raise BadSegment(f"segment {segment}: {fault}", found) from fault

@@ -133,7 +133,7 @@ class Store:
                 return Lookup()
             matches = self._index.matches(key)
             blocked = self._guard.blocked(slot, time.time())
-        rejected = {m.record.name: m.record.unusable or "it was restored again and again without progress"
+        rejected = {m.record.name: m.record.unusable or blocked[m.record.name]
                     for m in matches if m.record.unusable or m.record.name in blocked}
         best: dict[str, Match] = {}
         for match in sorted(matches, key=self._rank):
@@ -228,13 +228,15 @@ class Store:
             self._reject(name, str(fault))
 
     def _reject(self, name: str, why: str) -> None:
-        self._rejected += 1
+        with self._mutex:
+            self._guard.failed(name, why, time.time())
+            self._rejected += 1
         log.warning("kv cache rejected file=%s because %s", name, why)
 
     def quarantine(self, name: str, why: str) -> None:
         """Sets a head aside: it is bad, or what the engine made of it was."""
-        self._rejected += 1
         with self._mutex:
+            self._rejected += 1
             if (found := self._directory.look(name)) is not None:
                 self._index.set_aside(found, why)
 
