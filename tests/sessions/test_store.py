@@ -262,9 +262,18 @@ def test_an_alias_is_added_to_a_state_that_is_on_disk(store):
 def test_an_alias_whose_text_differs_is_not_trusted(store, tmp_path):
     save(store, tokens := history(900), aliases=((VISIBLE, "thinking-visible"),))
     (candidate,) = store.find(VISIBLE).candidates
-    with pytest.raises(CheckpointError, match="text is not"):
+    with pytest.raises(CheckpointError, match="no key"):
         store.load(candidate, b"other")
     assert same_state(load(store, tokens), tokens)
+
+
+def test_a_bad_alias_goes_to_quarantine_and_its_state_stays(store):
+    save(store, tokens := history(900), aliases=((VISIBLE, "thinking-visible"),))
+    (candidate,) = store.find(VISIBLE).candidates
+    damage(store.path / candidate.alias, 60)  # in its text
+    with pytest.raises(CheckpointError):
+        store.load(candidate, VISIBLE)
+    assert store.find(VISIBLE).candidates == () and same_state(load(store, tokens), tokens)
 
 
 def test_an_alias_without_its_state_is_deleted_at_the_start(tmp_path):

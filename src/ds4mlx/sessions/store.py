@@ -18,7 +18,7 @@ from ds4mlx.sessions.format import read_alias, read_head, usage_writes
 from ds4mlx.sessions.header import Reason
 from ds4mlx.sessions.identity import Identity
 from ds4mlx.sessions.index import Index, Match, Usable
-from ds4mlx.sessions.integrity import Corrupt, Incomplete, Mismatch
+from ds4mlx.sessions.integrity import Corrupt, Incomplete
 from ds4mlx.sessions.layout import Layout
 from ds4mlx.sessions.policy import ReloadGuard, SaveRules, candidate_rank, why_not_save
 from ds4mlx.sessions.restore import BadSegment, Restored, Vanished, restore
@@ -187,8 +187,8 @@ class Store:
         self.pin(candidate.name)
         try:
             started = time.perf_counter()
-            if candidate.alias:
-                self._check_alias(candidate, key)
+            if candidate.alias and not self._fits(candidate, key):
+                raise Vanished(f"{candidate.alias} is no key of this prompt's any more")
             restored = restore(self._directory, candidate.name, None if candidate.alias else key, self._layout,
                                verify=self.options.verify == "full")
         except OSError as fault:
@@ -204,17 +204,20 @@ class Store:
                  1000 * (time.perf_counter() - started), candidate.name)
         return restored
 
-    def _check_alias(self, candidate: Candidate, key: bytes) -> None:
+    def _fits(self, candidate: Candidate, key: bytes) -> bool:
+        """Whether the text of an alias, not only its SHA-1, is the beginning of `key`. A bad alias is set aside."""
         try:
             file, found = self._directory.open(candidate.alias)
         except FileNotFoundError:
-            raise Vanished(f"{candidate.alias} is gone") from None
+            return False
         with file:
-            alias = read_alias(file, found.nbytes)
-        if alias.target != candidate.name:
-            raise Vanished(f"{candidate.alias} is of another checkpoint now")
-        if not key.startswith(alias.key):
-            raise Mismatch("the SHA-1 of an alias is that of the prompt's beginning, its text is not")
+            try:
+                alias = read_alias(file, found.nbytes)
+            except (Incomplete, Corrupt) as fault:
+                with self._mutex:
+                    self._index.set_aside(found, str(fault))
+                return False
+        return alias.target == candidate.name and key.startswith(alias.key)
 
     def _reject_bad(self, name: str, fault: CheckpointError) -> None:
         if isinstance(fault, Vanished):
