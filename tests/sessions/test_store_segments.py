@@ -2,10 +2,20 @@
 import os
 import time
 
+import numpy as np
 import pytest
+from toy_files import IDENTITY
 from toy_store import history, job_for, key_of, load, open_store, same_state, save
 
+from ds4mlx.models.deepseek_v4 import schema
+from ds4mlx.models.deepseek_v4.config import FLASH
+from ds4mlx.sessions.format import Head, head_image
+from ds4mlx.sessions.identity import chain_hashes
+from ds4mlx.sessions.layout import head_arrays, row_counts, segment_arrays
+from ds4mlx.sessions.segment import Segment, segment_image
+
 STEP = 10_240
+MIB = 1 << 20
 
 
 @pytest.fixture
@@ -110,3 +120,36 @@ def test_heads_of_a_later_version_keep_segments_alive(tmp_path):
     second = open_store(tmp_path / "cache")
     assert len(segments(second)) == 2 and second.stats().foreign == 1
     second.close()
+
+
+# ---- what Flash writes
+
+def flash(tokens):
+    return {name: (array.shape, array.dtype) for name, array in schema.arrays(FLASH, tokens, packed=True).items()}
+
+
+def zeros(arrays):
+    return {name: np.zeros(shape, dtype) for name, (shape, dtype) in arrays.items()}
+
+
+def flash_head_bytes(tokens):
+    """Of a head whose key has four bytes a token, as text has."""
+    arrays = zeros(head_arrays(flash, tokens, tokens // 2048))
+    names = chain_hashes(IDENTITY, arrays["tokens"])
+    return head_image(Head(bytes(4 * tokens), "token-text", "continued", tokens, MIB, IDENTITY,
+                           row_counts(flash(tokens)), names), arrays).nbytes
+
+
+def flash_segment_bytes():
+    return segment_image(Segment("0" * 32, 0, IDENTITY), zeros(segment_arrays(flash))).nbytes
+
+
+@pytest.mark.parametrize("tokens", [STEP, 10 * STEP, 50 * STEP])
+def test_a_step_of_flash_writes_its_rows_and_a_small_head_whatever_the_prefix(tokens):
+    rows = STEP // 4 * 21 * (584 + 68) + STEP // 128 * 20 * 584  # 21 layers of ratio 4, 20 of ratio 128
+    assert rows < 5 * flash_segment_bytes() < rows + 0.1 * MIB < 36.5e6
+    assert flash_head_bytes(tokens) <= 12 * MIB
+
+
+def test_a_long_session_of_flash_takes_less_than_0_4_gb():
+    assert 48 * flash_segment_bytes() + flash_head_bytes(100_000) <= 0.40e9
