@@ -20,9 +20,11 @@ def test_every_response_has_a_request_id_of_its_own(server):
 
 def test_whole_answers_say_how_much_of_the_prompt_was_reused(serve):
     server = serve()
-    server.chat()
-    headers = server.post(json={"messages": [{"role": "user", "content": "Hi"}], "thinking": False}).headers
-    assert (headers["x-ds4mlx-cache-source"], headers["x-ds4mlx-cached-tokens"]) == ("memory-rewind", "6")
+    question = "a long question " * 50
+    tokens = server.chat(question)["usage"]["prompt_tokens"]
+    headers = server.post(json={"messages": [{"role": "user", "content": question}], "thinking": False}).headers
+    assert (headers["x-ds4mlx-cache-source"], headers["x-ds4mlx-cached-tokens"]) == ("memory-rewind", str(tokens))
+    assert headers["x-ds4mlx-cache"].startswith(f"memory-rewind; reused={tokens}; prompt={tokens};")
 
 
 @pytest.mark.parametrize("path", ["/", "/health", "/healthz", "/v1/health", "/v1/models", "/v1/models/",
@@ -165,11 +167,12 @@ def test_a_broken_request_is_logged_by_its_place_and_not_its_words(tokenizer, ca
 def test_each_request_logs_one_line_of_numbers(serve, caplog):
     server = serve()
     with caplog.at_level(logging.INFO, "ds4mlx.request"):
-        server.chat()
-        server.chat()
+        server.chat("a long question " * 50)
+        server.chat("a long question " * 50)
     lines = [record.getMessage() for record in caplog.records if record.name == "ds4mlx.request"]
-    assert lines[0].startswith("chat ctx=0..6:6 tools=0 nothink gen=6 finish=stop ")
-    assert lines[1].startswith("chat ctx=6..6:0 ") and " src=memory-rewind " in lines[1]
+    prompt = lines[0].partition(":")[0].partition("..")[2]
+    assert f"chat ctx=0..{prompt}:{prompt} tools=0 nothink gen=" in lines[0] and " finish=stop " in lines[0]
+    assert f"chat ctx={prompt}..{prompt}:0 " in lines[1] and " src=memory-rewind " in lines[1]
 
 
 def test_a_port_in_use_is_one_clear_error(server):

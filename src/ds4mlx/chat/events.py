@@ -33,6 +33,7 @@ class ToolBlockStart:
 class ToolCallStart:
     index: int
     name: str
+    id: str = ""    # what the client will name the call by; `service` gives it
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +102,7 @@ class Answer:
     reasoning: str
     content: str
     calls: tuple[tuple[str, str], ...]  # (name, JSON text of the arguments) of each completed call
+    call_ids: tuple[str, ...] = ()
 
 
 def gather(events: Iterable[Event]) -> Answer:
@@ -108,6 +110,7 @@ def gather(events: Iterable[Event]) -> Answer:
     reasoning: list[str] = []
     content: list[str] = []
     calls: dict[int, list[str]] = {}
+    ids: dict[int, str] = {}
     ended: list[int] = []
     for event in events:
         match event:
@@ -115,11 +118,11 @@ def gather(events: Iterable[Event]) -> Answer:
                 reasoning.append(text)
             case TextDelta(text) | Recovered(text):
                 content.append(text)
-            case ToolCallStart(index, name):
-                calls[index] = [name]
+            case ToolCallStart(index, name, id):
+                calls[index], ids[index] = [name], id
             case ToolArgsDelta(index, fragment):
                 calls[index].append(fragment)
             case ToolCallEnd(index):
                 ended.append(index)
     whole = tuple((calls[index][0], "".join(calls[index][1:])) for index in ended)
-    return Answer("".join(reasoning), "".join(content), whole)
+    return Answer("".join(reasoning), "".join(content), whole, tuple(ids[index] for index in ended))

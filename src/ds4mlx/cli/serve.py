@@ -25,6 +25,7 @@ def add_parser(subparsers: "_SubParsersAction[ArgumentParser]") -> None:
     add_sampling_flags(parser)
     _add_network_flags(parser.add_argument_group("network"))
     _add_request_flags(parser.add_argument_group("requests"))
+    _add_cache_flags(parser.add_argument_group("states on disk"))
     parser.set_defaults(run=run)
 
 
@@ -58,6 +59,24 @@ def _add_request_flags(group: ArgumentParser) -> None:
     group.add_argument("--reasoning-field", metavar="content|both",
                        help="report reasoning as reasoning_content, or as reasoning too (content)")
     group.add_argument("--log-level", metavar="debug|info|warning|error", help="(info)")
+
+
+def _add_cache_flags(group: ArgumentParser) -> None:
+    group.add_argument("--kv-disk-dir", metavar="DIR", help="keep states of conversations here (nowhere)")
+    group.add_argument("--kv-disk-space-mb", metavar="N", help="most MiB that they may take (4096)")
+    group.add_argument("--kv-cache-min-tokens", metavar="N", help="shortest state worth a file (512)")
+    group.add_argument("--kv-cache-cold-max-tokens", metavar="N",
+                       help="longest beginning of a new conversation to save; 0: none (30000)")
+    group.add_argument("--kv-cache-continued-interval-tokens", metavar="N",
+                       help="tokens between saves of one that grows; 0: none (10000)")
+    group.add_argument("--kv-cache-boundary-trim-tokens", metavar="N", help="end of a prompt that is left out (32)")
+    group.add_argument("--kv-cache-boundary-align-tokens", metavar="N", help="save at multiples of it; 0: any (2048)")
+    group.add_argument("--kv-cache-reject-different-quant", action="store_true", default=None,
+                       help="load no state of the same checkpoint in other quantisation")
+    group.add_argument("--kv-cache-verify", metavar="full|header", help="check all of a file, or its header (full)")
+    group.add_argument("--disable-exact-dsml-tool-replay", action="store_true", default=None,
+                       help="render tool calls anew instead of repeating what was sampled")
+    group.add_argument("--tool-memory-max-ids", metavar="N", help="tool calls that can be repeated (100000)")
 
 
 def run(args: Namespace) -> int:
@@ -126,10 +145,19 @@ def describe(service: "Service") -> list[str]:
              f"context: {service.context} tokens, {plan.sessions} slot of {plan.session_bytes / MIB:,.1f} MiB, "
              f"weights {plan.weights_bytes / MIB:,.1f} MiB",
              f"reasoning effort: profile {service.effort_profile}, default {settings.default_effort or 'by profile'}",
-             "kv cache: in memory only"]
+             _cache(service)]
     if settings.api_key is None and not (settings.host.startswith("unix:") or is_loopback(settings.host)):
         lines.append(f"warning: {settings.host} can be reached from other machines and no --api-key is set")
     return lines
+
+
+def _cache(service: "Service") -> str:
+    store = service.scheduler.store
+    if store is None:
+        return "kv cache: in memory only; --kv-disk-dir DIR keeps conversations over a restart"
+    stats = store.stats()
+    return (f"kv cache: {store.path}, {stats.heads} states of {stats.total_bytes / MIB:,.1f} MiB, "
+            f"up to {stats.budget_bytes / MIB:,.0f} MiB")
 
 
 def _loading_interrupted() -> None:

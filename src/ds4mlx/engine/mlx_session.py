@@ -60,6 +60,10 @@ class MLXSession:
     def logits(self) -> np.ndarray:
         return np.array(self.next_logits())
 
+    @property
+    def marks(self) -> list[int]:
+        return [mark.length for mark in self._marks]
+
     def mark(self) -> None:
         if not self.tokens or self._marks and self._marks[-1].length == len(self.tokens):
             return

@@ -90,6 +90,9 @@ class Session(Protocol):
     context: int                                # most tokens it may cover
 
     def logits(self) -> np.ndarray: ...         # f32 [vocab] for the token after `tokens`; needs one token at least
+    @property
+    def marks(self) -> Sequence[int]: ...       # lengths that `rewind` reaches, ascending
+
     def mark(self) -> None: ...                 # make the present length a place to rewind to
     def rewind(self, length: int) -> int: ...   # go back to the largest reachable length <= `length`; returns it
     def snapshot(self) -> Snapshot: ...         # costs no copy; needs one token at least

@@ -62,7 +62,7 @@ class StubSession:
     def __init__(self, context: int, logits: Callable[["StubSession"], np.ndarray]) -> None:
         self.tokens: list[int] = []
         self.context = context
-        self.marks: set[int] = set()
+        self._marks: set[int] = set()
         self.closed = False
         self.answer: list[int | None] | None = None  # the script's word on the prompt, asked once
         self.prompt_tokens = 0                       # where the prompt ends and the answer begins
@@ -72,13 +72,17 @@ class StubSession:
         assert self.tokens, "logits need one token at least"
         return self._logits(self)
 
+    @property
+    def marks(self) -> list[int]:
+        return sorted(self._marks)
+
     def mark(self) -> None:
-        self.marks.add(len(self.tokens))
+        self._marks.add(len(self.tokens))
 
     def rewind(self, length: int) -> int:
-        reached = max(m for m in self.marks | {0, len(self.tokens)} if m <= max(length, 0))
+        reached = max(m for m in self._marks | {0, len(self.tokens)} if m <= max(length, 0))
         del self.tokens[reached:]
-        self.marks = {m for m in self.marks if m <= reached}
+        self._marks = {m for m in self._marks if m <= reached}
         self.end_prompt()
         return reached
 
@@ -101,7 +105,7 @@ class StubSession:
         if not 0 < n <= self.context:
             raise CheckpointError(f"state covers {n} tokens, this session takes 1 to {self.context}")
         self.tokens = arrays["tokens"].tolist()
-        self.marks = {len(self.tokens)}
+        self._marks = {len(self.tokens)}
         self.end_prompt()
 
     def close(self) -> None:

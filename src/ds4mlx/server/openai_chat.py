@@ -47,7 +47,8 @@ async def chat_completions(request: Request) -> Response:
         return EventStream(answer, writer, headers, keepalive_s=settings.sse_keepalive_seconds,
                            stall_s=settings.send_stall_timeout)
     events = await whole(answer, request.receive)
-    headers |= {"x-ds4mlx-cache-source": answer.source, "x-ds4mlx-cached-tokens": str(answer.cached_tokens)}
+    headers |= {"x-ds4mlx-cache-source": answer.source, "x-ds4mlx-cached-tokens": str(answer.cached_tokens),
+                "x-ds4mlx-cache": answer.cache_line}
     return Line(completion(head, events, chat.turn.logprobs, settings.reasoning_field), headers=headers)
 
 
@@ -137,8 +138,8 @@ def completion(head: _Head, events: list[Event], logprobs: bool, reasoning_field
                 text += piece
             case ReasoningDelta(piece):
                 reasoning += piece
-            case ToolCallStart(_, name):
-                calls.append({"id": call_id(), "type": "function", "function": {"name": name, "arguments": ""}})
+            case ToolCallStart(_, name, id):
+                calls.append({"id": id, "type": "function", "function": {"name": name, "arguments": ""}})
             case ToolArgsDelta(index, fragment):
                 calls[index]["function"]["arguments"] += fragment
             case TokenLogprob():
@@ -178,8 +179,8 @@ class ChunkWriter:
                 return self._delta({"content": text})
             case ReasoningDelta(text):
                 return self._delta(_reasoning(text, self.reasoning_field))
-            case ToolCallStart(index, name):
-                return self._delta({"tool_calls": [{"index": index, "id": call_id(), "type": "function",
+            case ToolCallStart(index, name, id):
+                return self._delta({"tool_calls": [{"index": index, "id": id, "type": "function",
                                                     "function": {"name": name, "arguments": ""}}]})
             case ToolArgsDelta(index, fragment):
                 return self._delta({"tool_calls": [{"index": index, "function": {"arguments": fragment}}]})
@@ -206,11 +207,6 @@ class ChunkWriter:
                   "finish_reason": finish}
         chunk = self.head.object("chat.completion.chunk", [choice])
         return _frame(chunk | {"usage": None} if self.chat.include_usage else chunk)
-
-
-def call_id() -> str:
-    """A name for a tool call that no other server gave out: the next request is matched by it."""
-    return "call_" + secrets.token_bytes(16).hex()
 
 
 def usage_object(usage: Usage) -> dict[str, Json]:

@@ -1,7 +1,7 @@
-"""The engine thread: a queue of requests, prefill in slices, decode, cancellation, and the live session they share.
+"""The engine thread: a queue of requests, prefill in slices, decode, cancellation, and the slot they share.
 
-The engine is opened, used and closed on this one thread. It holds one session, which keeps its state from request to
-request: each prompt goes on from the longest prefix that is already there.
+The engine is opened, used and closed on this one thread. Its slot keeps a state from request to request, and saves it
+to disk where that is worth it: each prompt goes on from the longest beginning that is already there.
 """
 import logging
 import threading
@@ -11,9 +11,15 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Literal, Protocol
 
-from ds4mlx.engine.protocol import Engine, MemoryPlan, ModelInfo, Row, Sampling, Session, Step
+from ds4mlx.engine.protocol import Engine, MemoryPlan, ModelInfo, Row, Sampling, Step
 from ds4mlx.errors import BadRequest, Cancelled
-from ds4mlx.sessions.lookup import Source, reusable
+from ds4mlx.service.slot import Ending, Slot, Start
+from ds4mlx.sessions.explain import Origin
+from ds4mlx.sessions.lookup import Wanted
+from ds4mlx.sessions.policy import SaveRules
+from ds4mlx.sessions.store import Store
+from ds4mlx.sessions.toolmap import ToolBlock
+from ds4mlx.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
@@ -24,30 +30,41 @@ STUCK_S = 300.0  # an active request without a slice or step for so long means t
 
 class Request(Protocol):
     """One prompt and its answer, as the engine thread sees them. All methods but `cancel` run on that thread."""
-    prompt: Sequence[int]
-    anchor: int                                   # length of the prompt without the header of its answer
+    wanted: Wanted
+    origins: Sequence[Origin]
+    header_tokens: int                            # that open its answer, at the end of the prompt
     max_tokens: int
 
+    def after_key(self, key_bytes: int) -> list[int]: ...
+
     def cancel(self, why: str) -> None: ...       # from any thread; the first reason stays
+    began: bool                                   # something of its answer has been sent
     def check(self) -> None: ...                  # raises Cancelled when given up on, or read too slowly
-    def starts(self, source: Source, reused_tokens: int) -> None: ...
+    def starts(self, start: Start) -> None: ...
     def prefilled(self, tokens: int) -> None: ...  # prompt tokens in the session so far
     def sampling(self) -> Sampling: ...           # for the next step
     def accept(self, step: Step) -> bool: ...     # True: the answer is complete
-    def finish(self, fault: Exception | None = None) -> None: ...  # the last call; must not raise with a fault
+    def interruptible(self) -> bool: ...          # outside a tool block: its state may be saved
+    def finish(self, fault: Exception | None = None) -> None: ...  # must not raise with a fault
+    def ending(self) -> Ending: ...               # after `finish`: what its state needs to be found again
+    def blocks_in(self, tokens: Sequence[int]) -> tuple[ToolBlock, ...]: ...  # of its history, to save with a state
 
 
 class Scheduler:
     """Serves requests one after the other, first come first served."""
 
-    def __init__(self, open_engine: Callable[[], Engine], *, context: int, prefill_chunk: int = 2048,
-                 max_queue: int = 0, power: int = 100) -> None:
+    def __init__(self, open_engine: Callable[[], Engine], tokenizer: Tokenizer, *, context: int,
+                 prefill_chunk: int = 2048, max_queue: int = 0, power: int = 100,
+                 open_store: Callable[[Engine, int], Store | None] = lambda engine, context: None) -> None:
+        """open_store: the states on disk for this engine and context, None without."""
         self.context, self.prefill_chunk, self.max_queue, self.power = context, prefill_chunk, max_queue, power
-        self._open_engine = open_engine
+        self._open_engine, self._open_store, self._tokenizer = open_engine, open_store, tokenizer
+        self.store: Store | None = None
         self._engine: Engine
         self.info: ModelInfo  # this and the plan: once it has started
         self.plan: MemoryPlan
-        self._session: Session | None = None
+        self._slot: Slot | None = None
+        self._protected: dict[Request, int] = {}   # numbers that keep what a request may go on from
         self._changed = threading.Condition()
         self._queue: deque[Request] = deque()
         self._active: Request | None = None
@@ -73,6 +90,8 @@ class Scheduler:
                 raise BadRequest(f"{self.max_queue} requests are waiting already, which is the limit; "
                                  "try again in a few seconds", code="queue_full", status=429)
             self._queue.append(request)
+            if self.store is not None:
+                self._protected[request] = self.store.protect(request.wanted.key)
             self._changed.notify_all()
 
     def cancel(self, request: Request, why: str) -> None:
@@ -82,6 +101,7 @@ class Scheduler:
             if request not in self._queue:
                 return
             self._queue.remove(request)
+        self._unprotect(request)
         request.finish(Cancelled(why))
 
     def close(self, drain_seconds: float) -> None:
@@ -91,6 +111,7 @@ class Scheduler:
                 self._state = "draining"
             refused, self._queue = list(self._queue), deque()
         for request in refused:
+            self._unprotect(request)
             request.finish(refusal("draining"))
         with self._changed:
             if not self._changed.wait_for(lambda: self._active is None, drain_seconds):
@@ -123,7 +144,8 @@ class Scheduler:
                 log.warning("the context is %d tokens: the model was made for no more", self.context)
             self.info, self.plan = self._engine.info, self._engine.plan(self.context, SLOTS)
             _warm_up(self._engine)
-            self._session = self._engine.open(self.context)
+            self.store = self._open_store(self._engine, self.context)
+            self._slot = self._new_slot()
         except Exception as fault:
             self._state = "failed"
             self._opened.set_exception(fault)
@@ -132,12 +154,31 @@ class Scheduler:
         self._opened.set_result(self.info)
         while (request := self._next()) is not None:
             self._serve(request)
+            self._unprotect(request)
             with self._changed:
                 self._active = None
                 self._changed.notify_all()
-        if self._session is not None:
-            self._session.close()
+        self._shut_down()
+
+    def _shut_down(self) -> None:
+        if self._slot is not None:
+            try:
+                self._slot.save("shutdown")
+            except Exception:
+                log.exception("the state could not be saved")
+            self._slot.session.close()
+        if self.store is not None:
+            self.store.close()
         self._engine.close()
+
+    def _new_slot(self) -> Slot:
+        rules = self.store.options.rules if self.store is not None else SaveRules()
+        return Slot(self._engine, self._tokenizer, self.context, self.store, rules, self.prefill_chunk)
+
+    def _unprotect(self, request: Request) -> None:
+        number = self._protected.pop(request, None)
+        if number is not None:
+            self.store.unprotect(number)
 
     def _next(self) -> Request | None:
         with self._changed:
@@ -151,65 +192,111 @@ class Scheduler:
     def _serve(self, request: Request) -> None:
         fault: Exception
         try:
-            self._prefill(request)
-            self._decode(request)
+            pending = self._answer(request)
             request.finish()
+            self._settle(request, pending)
             return
         except Cancelled as given_up:
             fault = given_up
+        except BadRequest as refused:
+            fault = refused
         except Exception as error:  # whatever happened, the next request finds a working engine
             log.exception("the engine failed; its session starts anew")
-            self._drop_session()
+            self._drop_slot()
             fault = error
         request.finish(fault)
 
-    def _prefill(self, request: Request) -> None:
+    def _answer(self, request: Request) -> int | None:
+        """Prefill and decode; a state from disk that cannot be computed with is set aside, and the request begins again
+        without it, once. Returns the last token sampled, which is not in the session yet."""
+        start = self._begin(request)
+        try:
+            self._prefill(request, start)
+            return self._decode(request, start)
+        except (Cancelled, BadRequest):
+            raise
+        except Exception as fault:
+            if not start.file or request.began:
+                raise
+            log.warning("a saved state failed, beginning again without it: %s", fault)
+            self._slot.spoiled(start.file, "the engine failed on it")
+            self._drop_slot()
+        start = self._begin(request)
+        self._prefill(request, start)
+        return self._decode(request, start)
+
+    def _begin(self, request: Request) -> Start:
+        if self._slot is None:
+            self._slot = self._new_slot()
+        start = self._slot.begin(request)
+        request.starts(start)
+        return start
+
+    def _prefill(self, request: Request, start: Start) -> None:
         """Bring the session to the end of the prompt, in slices that end at multiples of the chunk.
 
         The ends are absolute, so a prompt that goes on from a prefix is computed in the same pieces as a new one.
         """
-        if self._session is None:
-            self._session = self._engine.open(self.context)
-        session, prompt = self._session, request.prompt
-        reuse = reusable(session.tokens, prompt)
-        done = reuse.tokens if reuse.source == "memory-token" else session.rewind(reuse.tokens)
-        request.starts(reuse.source if done else "none", done)
-        while done < len(prompt):
+        slot, done, total = self._slot, start.reused, start.total
+        anchor = total - request.header_tokens   # where the next turn goes on if its client sends no reasoning
+        saves = {boundary.tokens: boundary.reason for boundary in slot.boundaries(start)}
+        while done < total:
             self._check(request)
-            end = min(done - done % self.prefill_chunk + self.prefill_chunk, len(prompt))
-            if done < request.anchor < end:
-                end = request.anchor
+            end = min(done - done % self.prefill_chunk + self.prefill_chunk, total)
+            end = min([end, *(stop for stop in (anchor, *saves) if done < stop < end)])
             with _Duty(self.power):
-                self._engine.prefill(session, prompt[done:end])
+                self._engine.prefill(slot.session, start.rest[done - start.reused:end - start.reused])
             done = end
             request.prefilled(done)
-            if done == request.anchor:
-                session.mark()  # where the next turn goes on if its client sends the answer without its reasoning
-        session.mark()          # and where another try at this answer goes on
+            if done == anchor or done in saves:
+                slot.mark()
+            if done in saves:
+                slot.save(saves[done], request.blocks_in(slot.session.tokens))
+        slot.mark()          # and where another try at this answer goes on
 
-    def _decode(self, request: Request) -> None:
+    def _decode(self, request: Request, start: Start) -> int | None:
         token: int | None = None
         generated: list[int] = []
-        while len(generated) < request.max_tokens:
+        limit = min(request.max_tokens, self.context - start.total)
+        while len(generated) < limit:
             self._check(request)
             with _Duty(self.power):
-                steps, = self._engine.decode([Row(self._session, request.sampling(), token, generated)])
-            for step in steps[:request.max_tokens - len(generated)]:
+                steps, = self._engine.decode([Row(self._slot.session, request.sampling(), token, generated)])
+            for step in steps[:limit - len(generated)]:
                 token = step.token
                 generated.append(token)
                 if request.accept(step):
-                    return
+                    return token
+            if request.interruptible() and self._slot.crossed():
+                self._slot.save("continued", request.blocks_in(self._slot.session.tokens))
+        return token
+
+    def _settle(self, request: Request, pending: int | None) -> None:
+        """Bring the session to the end of the answer and bind what the client may send back of it."""
+        try:
+            ending = request.ending()
+            if ending.closing is None or pending is None:
+                return
+            rest = [pending] if not ending.closing or pending == ending.closing[-1] else [pending, *ending.closing]
+            if len(self._slot.session.tokens) + len(rest) > self.context:
+                return
+            self._engine.prefill(self._slot.session, rest)
+            self._slot.mark()
+            self._slot.bind(ending.visible(len(self._slot.session.tokens)), ending.call_ids)
+        except Exception:
+            log.exception("the end of an answer could not be kept; the next turn computes more")
+            self._drop_slot()
 
     def _check(self, request: Request) -> None:
         request.check()
         self._progress_at = time.monotonic()
 
-    def _drop_session(self) -> None:
+    def _drop_slot(self) -> None:
         """The state may be half written: close it, and open a new one with the next request."""
-        session, self._session = self._session, None
+        slot, self._slot = self._slot, None
         try:
-            if session is not None:
-                session.close()
+            if slot is not None:
+                slot.session.close()
         except Exception:
             log.exception("closing the failed session failed as well")
 

@@ -4,6 +4,7 @@ Conversation -> prompt text -> ids -> the engine thread -> tokens -> events.
 """
 import asyncio
 import logging
+import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -11,8 +12,10 @@ from dataclasses import dataclass, replace
 from ds4mlx.chat.canonical import canonical
 from ds4mlx.chat.dialects.deepseek_v4 import DEFAULT_EFFORT, gate_effort, render
 from ds4mlx.chat.dialects.deepseek_v4_templates import EffortProfile
-from ds4mlx.chat.dialects.prompt import Prompt
-from ds4mlx.chat.messages import Conversation, Effort
+from ds4mlx.chat.dialects.prompt import Prompt, Replay
+from ds4mlx.chat.events import gather
+from ds4mlx.chat.messages import Conversation, Effort, Message, TextPart, ToolCall, ToolResult
+from ds4mlx.chat.stream import AnswerStream
 from ds4mlx.config import Settings
 from ds4mlx.engine.open import open_engine
 from ds4mlx.engine.protocol import Engine, ModelInfo
@@ -21,13 +24,23 @@ from ds4mlx.gguf.reader import GGUF
 from ds4mlx.service.mailbox import Mailbox
 from ds4mlx.service.scheduler import Scheduler, State
 from ds4mlx.service.turn import Answer, EncodedPrompt, Turn
-from ds4mlx.text.segments import Segment, Text
+from ds4mlx.sessions.explain import Origin
+from ds4mlx.sessions.identity import Identity
+from ds4mlx.sessions.lookup import TrailingResults, Wanted
+from ds4mlx.sessions.policy import SaveRules
+from ds4mlx.sessions.replay import Call, ToolMemory
+from ds4mlx.sessions.store import Store, StoreOptions
+from ds4mlx.sessions.toolmap import ToolBlock
+from ds4mlx.text.keys import key_ends
+from ds4mlx.text.segments import EOS, Control, Segment, Text, Tokens
 from ds4mlx.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
+ENGINE_ABI = 1           # of the states on disk: raise it when the same tokens come to give another state
 HOPELESS_CHARACTERS = 8  # to a token of the context: text that may still fit has 3 to 5
 PIECE_CHARACTERS = 1 << 16
+_INVOKED = re.compile(r'invoke name="([^"]*)"')
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +58,10 @@ class Service:
     def __init__(self, open_engine: Callable[[], Engine], tokenizer: Tokenizer, settings: Settings,
                  effort_profile: EffortProfile = "0731") -> None:
         self.tokenizer, self.settings, self.effort_profile = tokenizer, settings, effort_profile
-        self.scheduler = Scheduler(open_engine, context=settings.ctx, prefill_chunk=settings.prefill_chunk,
-                                   max_queue=settings.max_queue, power=settings.power)
+        self.scheduler = Scheduler(open_engine, tokenizer, context=settings.ctx, prefill_chunk=settings.prefill_chunk,
+                                   max_queue=settings.max_queue, power=settings.power, open_store=self._open_store)
+        self._tool_memory = ToolMemory(0 if settings.disable_exact_dsml_tool_replay else settings.tool_memory_max_ids,
+                                       read_calls=self._calls_of, on_disk=self._saved_block)
         self._pool = ThreadPoolExecutor(2, thread_name_prefix="render")
         self._warned_of_effort = False
 
@@ -68,15 +83,18 @@ class Service:
 
     def complete(self, turn: Turn, ids: list[int]) -> Answer:
         """What follows `ids`, whatever they are: of the turn, all but its conversation counts. Raises BadRequest."""
-        return self._submit(turn, EncodedPrompt(ids, len(ids), thinking=False))
+        segments = (Tokens(tuple(ids), self.tokenizer.decode(ids)),)
+        wanted = Wanted(ids, self.tokenizer.key_bytes_of_ids(ids), "completions")
+        return self._submit(turn, EncodedPrompt(wanted, segments, 0, thinking=False))
 
     def _submit(self, turn: Turn, prompt: EncodedPrompt, lowered: Effort | None = None) -> Answer:
         self._check_bias(turn)
-        self._check_length(len(prompt.ids), turn)
+        self._check_length(len(prompt.wanted.ids), turn)
         wanted = self.settings.tokens if turn.max_tokens is None else turn.max_tokens
-        answer = Answer(turn, prompt, min(wanted, self.context - len(prompt.ids)), tokenizer=self.tokenizer,
+        answer = Answer(turn, prompt, min(wanted, self.context - len(prompt.wanted.ids)), tokenizer=self.tokenizer,
                         scheduler=self.scheduler, mailbox=Mailbox(asyncio.get_running_loop()),
-                        stall_timeout_s=self.settings.send_stall_timeout, lowered_effort=lowered)
+                        stall_timeout_s=self.settings.send_stall_timeout, tool_memory=self._tool_memory,
+                        lowered_effort=lowered)
         self.scheduler.submit(answer)
         return answer
 
@@ -103,11 +121,69 @@ class Service:
         """Takes a while for a long conversation. The two parts may be encoded apart: the second, where there is one,
         begins with a control token."""
         conversation = settled(turn.conversation, self.settings, self.effort_profile, self.context)
-        prompt = render(conversation, effort_profile=self.effort_profile, layout=self.settings.prompt_layout)
+        calls = {i: [Call(part.id, part.name, part.arguments) for part in message.parts if isinstance(part, ToolCall)]
+                 for i, message in enumerate(conversation.messages) if message.role == "assistant"}
+        replays = self._tool_memory.replays(calls, {tool.name: tool.schema for tool in conversation.tools})
+        replay = {i: Replay(block.lead, block.ids, block.text) for i, block in replays.blocks.items()}
+        prompt = self._render(conversation, replay)
         self._check_hopeless(prompt.segments, turn)
         said, opening = prompt.segments[:prompt.ends[-1]], prompt.segments[prompt.ends[-1]:]
-        ids = self.tokenizer.encode(said)
-        return conversation, EncodedPrompt(ids + self.tokenizer.encode(opening), len(ids), prompt.thinking)
+        ids, header = self.tokenizer.encode(said), self.tokenizer.encode(opening)
+        ends = [0, *key_ends(self.tokenizer, prompt.segments)]
+        origins = tuple(Origin(f"messages[{i}]", ends[end]) for i, end in enumerate(prompt.ends))
+        wanted = Wanted(ids + header, self.tokenizer.key_bytes(prompt.segments), turn.api,
+                        _trailing_results(conversation, origins))
+
+        def key_of_answer(message: Message, block: Replay | None, whole: bool) -> bytes:
+            return self._key_of_answer(conversation, replay, message, block, whole)
+
+        return conversation, EncodedPrompt(wanted, prompt.segments, len(header), prompt.thinking, origins,
+                                           key_of_answer, replays)
+
+    def _render(self, conversation: Conversation, replay: Mapping[int, Replay]) -> Prompt:
+        return render(conversation, effort_profile=self.effort_profile, layout=self.settings.prompt_layout,
+                      replay=replay)
+
+    def _key_of_answer(self, conversation: Conversation, replay: Mapping[int, Replay], message: Message,
+                       block: Replay | None, whole: bool) -> bytes:
+        """The key of the conversation up to the end of an answer to it, rendered as the next request will be."""
+        at = len(conversation.messages)
+        longer = replace(conversation, messages=(*conversation.messages, message, Message("user", (TextPart(""),))),
+                         continue_final=False)
+        prompt = self._render(longer, {**replay, at: block} if block else replay)
+        segments = prompt.segments[:prompt.ends[at]]
+        if not whole and segments[-1] == Control(EOS):   # a cut answer may be gone on with
+            segments = segments[:-1]
+        return self.tokenizer.key_bytes(segments)
+
+    # ---- states on disk
+
+    def _open_store(self, engine: Engine, context: int) -> Store | None:
+        """Called on the engine thread. Raises CheckpointError for a directory that cannot be used."""
+        s, info = self.settings, engine.info
+        if s.kv_disk_dir is None:
+            return None
+        rules = SaveRules(s.kv_cache_min_tokens, s.kv_cache_cold_max_tokens, s.kv_cache_continued_interval_tokens,
+                          s.kv_cache_boundary_trim_tokens, s.kv_cache_boundary_align_tokens)
+        options = StoreOptions(s.kv_disk_space_mb << 20, rules, s.kv_cache_reject_different_quant, s.kv_cache_verify)
+        identity = Identity(info.base or info.fingerprint, info.fingerprint, self.tokenizer.fingerprint(), info.layout,
+                            ENGINE_ABI, info.quant_bits)
+        return Store(s.kv_disk_dir.expanduser(), identity, engine.arrays, context, options)
+
+    def _saved_block(self, call_id: str) -> ToolBlock | None:
+        store = self.scheduler.store
+        return store.tool_block(call_id) if store is not None else None
+
+    def _calls_of(self, block: ToolBlock) -> tuple[tuple[str, str], ...]:
+        """The calls that a saved block spells, as they were sent to the client."""
+        stream = AnswerStream(thinking=False, tools=_INVOKED.findall(block.text))
+        events = list(stream.push(block.lead.encode())) if block.lead else []
+        for token in block.ids:
+            literal = self.tokenizer.literal(token)
+            events += stream.push(self.tokenizer.token_bytes(token) if literal is None else Control(literal))
+        return gather(events).calls
+
+    # ---- checks
 
     def _check_length(self, prompt_tokens: int, turn: Turn, said: str = "") -> None:
         context = self.context
@@ -146,6 +222,19 @@ def open_service(settings: Settings) -> Service:
     with GGUF.open(settings.model) as file:
         tokenizer, profile = Tokenizer.from_gguf(file.metadata), effort_profile(settings, file.metadata)
     return Service(lambda: open_engine(settings), tokenizer, settings, profile)
+
+
+def _trailing_results(conversation: Conversation, origins: Sequence[Origin]) -> TrailingResults | None:
+    """The tool results that a request ends with, and where the turn ends that made their calls."""
+    messages = conversation.messages
+    results: set[str] = set()
+    for i in range(len(messages) - 1, -1, -1):
+        found = {part.call_id for part in messages[i].parts if isinstance(part, ToolResult)}
+        if messages[i].role == "assistant":
+            made = {part.id for part in messages[i].parts if isinstance(part, ToolCall)}
+            return TrailingResults(frozenset(results), origins[i].end) if results and results <= made else None
+        results |= found
+    return None
 
 
 def wanted_effort(conversation: Conversation, settings: Settings, profile: EffortProfile) -> Effort:

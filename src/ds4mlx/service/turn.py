@@ -6,10 +6,13 @@ block greedily, and no end of the answer inside one.
 import logging
 import time
 from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from ds4mlx.chat.events import Event, Finish, Progress, TextDelta, TokenLogprob, ToolBlockStart, ToolCallEnd, Usage
-from ds4mlx.chat.messages import Conversation, Effort
+from ds4mlx.chat.dialects.prompt import Replay
+from ds4mlx.chat.events import (
+    Event, Finish, Progress, TextDelta, TokenLogprob, ToolBlockStart, ToolCallEnd, ToolCallStart, Usage, gather)
+from ds4mlx.chat.messages import Conversation, Effort, Message, Reasoning, TextPart, ToolCall
 from ds4mlx.chat.stream import AnswerStream
 from ds4mlx.chat.syntax.base import Region
 from ds4mlx.engine.protocol import Sampling, Step
@@ -17,8 +20,13 @@ from ds4mlx.errors import BadRequest, Cancelled, Ds4Error, DoesNotFit
 from ds4mlx.service.mailbox import Mailbox
 from ds4mlx.service.metrics import Timings
 from ds4mlx.service.scheduler import Scheduler, refusal
-from ds4mlx.sessions.lookup import Source
-from ds4mlx.text.segments import DSML, EOS, Control
+from ds4mlx.service.slot import Ending, Start
+from ds4mlx.sessions.explain import Origin
+from ds4mlx.sessions.lookup import Source, VisibleKey, Wanted
+from ds4mlx.sessions.replay import Replays, ToolMemory, cut_block, new_call_id
+from ds4mlx.sessions.toolmap import ToolBlock
+from ds4mlx.text.keys import after_key
+from ds4mlx.text.segments import DSML, EOS, Control, Segment
 from ds4mlx.text.tokenizer import Tokenizer
 
 log = logging.getLogger("ds4mlx.request")
@@ -44,11 +52,18 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class EncodedPrompt:
-    """A rendered conversation in ids. The first `anchor` of them are the conversation, the rest opens the answer;
-    `thinking`: the answer begins with reasoning."""
-    ids: list[int]
-    anchor: int
+    """A rendered conversation in ids, of which the last `header_tokens` open the answer, and what finds its states.
+
+    thinking: the answer begins with reasoning. key_of_answer: the key of the conversation with an answer to it, as a
+    client would send it back; None where no conversation was rendered.
+    """
+    wanted: Wanted
+    segments: tuple[Segment, ...]
+    header_tokens: int
     thinking: bool
+    origins: tuple[Origin, ...] = ()
+    key_of_answer: Callable[[Message, Replay | None, bool], bytes] | None = None
+    replays: Replays = Replays()
 
 
 class Answer:
@@ -58,13 +73,19 @@ class Answer:
     """
 
     def __init__(self, turn: Turn, prompt: EncodedPrompt, max_tokens: int, *, tokenizer: Tokenizer,
-                 scheduler: Scheduler, mailbox: Mailbox, stall_timeout_s: float,
+                 scheduler: Scheduler, mailbox: Mailbox, stall_timeout_s: float, tool_memory: ToolMemory,
                  lowered_effort: Effort | None = None) -> None:
-        self.turn, self.max_tokens = turn, max_tokens
-        self.prompt, self.anchor, self.thinking = prompt.ids, prompt.anchor, prompt.thinking
+        self.turn, self.max_tokens, self.encoded = turn, max_tokens, prompt
+        self.wanted, self.origins, self.thinking = prompt.wanted, prompt.origins, prompt.thinking
+        self.header_tokens, self.prompt_tokens = prompt.header_tokens, len(prompt.wanted.ids)
         self.lowered_effort = lowered_effort  # what the effort became that the context has no room for
         self.source: Source = "none"
         self.cached_tokens = 0
+        self.cache_line = ""                  # what was reused, and why no more
+        self._tool_memory = tool_memory
+        self._sampled: list[tuple[int, bytes | Control]] = []   # behind the reasoning
+        self._said: list[Event] = []
+        self._call_ids: list[str] = []
         self._tokenizer, self._scheduler, self._mailbox = tokenizer, scheduler, mailbox
         self._stall_timeout_s = stall_timeout_s
         tools = () if turn.conversation.tools_banned else tuple(tool.name for tool in turn.conversation.tools)
@@ -119,14 +140,25 @@ class Answer:
         if self._why is not None:
             raise Cancelled(self._why)
 
-    def starts(self, source: Source, reused_tokens: int) -> None:
+    def after_key(self, key_bytes: int) -> list[int]:
+        return self._tokenizer.encode(after_key(self._tokenizer, self.encoded.segments, key_bytes))
+
+    def starts(self, start: Start) -> None:
         self._timings.started = time.monotonic()
-        self.source, self.cached_tokens = source, reused_tokens
-        self.prefilled(reused_tokens)
+        self.source, self.cached_tokens, self.prompt_tokens = start.source, start.reused, start.total
+        self.cache_line = start.explanation.header()
+        self.prefilled(start.reused)
 
     def prefilled(self, tokens: int) -> None:
         self._timings.prefilled = time.monotonic()
-        self._mailbox.put([Progress(tokens, len(self.prompt))])
+        self._mailbox.put([Progress(tokens, self.prompt_tokens)])
+
+    @property
+    def began(self) -> bool:
+        return bool(self._timings.first_token)
+
+    def interruptible(self) -> bool:
+        return self._stream.region is Region.OUTSIDE
 
     def sampling(self) -> Sampling:
         self._masking = self._stream.masks_eos and self._masked_eos < MAX_MASKED_EOS
@@ -142,7 +174,11 @@ class Answer:
             self._reasoning_tokens += self._stream.in_reasoning
         if self.turn.logprobs and literal is None and not self._stream.in_reasoning:
             self._held_logprobs.append(self._logprob(step))
-        events: list[Event] = self._stream.push(self._bytes(step.token) if literal is None else Control(literal))
+        piece = self._bytes(step.token) if literal is None else Control(literal)
+        if not self._stream.in_reasoning:
+            self._sampled.append((step.token, piece))
+        events: list[Event] = [self._named(event) for event in self._stream.push(piece)]
+        self._said += events
         self._mailbox.put(self._with_logprobs(events) if self._held_logprobs else events)
         self._called = self.turn.one_call and any(isinstance(event, ToolCallEnd) for event in events)
         return self._stream.done or self._called
@@ -150,7 +186,7 @@ class Answer:
     def finish(self, fault: Exception | None = None) -> None:
         """The only method that another thread may call, for a request that never ran."""
         self._timings.finished = time.monotonic()
-        usage = Usage(len(self.prompt), self.cached_tokens, self._completion_tokens, self._reasoning_tokens)
+        usage = Usage(self.prompt_tokens, self.cached_tokens, self._completion_tokens, self._reasoning_tokens)
         last, end = self._ending(usage) if fault is None else ([], _end_by_fault(fault, usage))
         self._log(end)
         self._mailbox.put([*last, end], last=True)
@@ -159,8 +195,53 @@ class Answer:
         """What the parser still holds, and why the answer ends: by itself, after its one call, or at its limit."""
         stream = self._stream
         last = [] if stream.done else stream.finish("stop" if self._called else "length")
+        self._said += last
         end = Finish(stream.finish_reason, usage, stream.stop_string, stream.error, stream.error_code)
         return self._with_logprobs(last), end
+
+    def _named(self, event: Event) -> Event:
+        """A call that starts gets the id that the client will come back with."""
+        if not isinstance(event, ToolCallStart):
+            return event
+        self._call_ids.append(new_call_id("toolu_" if self.turn.api == "anthropic" else "call_"))
+        return replace(event, id=self._call_ids[-1])
+
+    def ending(self) -> Ending:
+        stream = self._stream
+        whole = stream.finish_reason == "stop" or stream.finish_reason == "tool_calls" and stream.exact_block
+        cut = stream.finish_reason == "length" and stream.open_call is None
+        if not stream.reasoning_closed or not (whole or cut) or self.encoded.key_of_answer is None:
+            return Ending()
+        replay = self._remember() if stream.finish_reason == "tool_calls" else None
+        return Ending((self._tokenizer.eos,) if whole else (), lambda frontier: self._visible(replay, whole, frontier),
+                      frozenset(self._call_ids))
+
+    def _remember(self) -> Replay | None:
+        """Keep the sampled block of calls, to be repeated token for token."""
+        found = None if self._stream.implicit_close else cut_block(self._sampled)
+        if found is None:
+            return None
+        lead, ids = found
+        spelled = (piece.literal.encode() if isinstance(piece, Control) else piece
+                   for _, piece in self._sampled[-len(ids):])
+        text = b"".join(spelled).decode("utf-8", "replace")
+        block = ToolBlock(tuple(self._call_ids), lead, text, ids)
+        self._tool_memory.remember(block, gather(self._said).calls)
+        return Replay(lead, ids, text)
+
+    def _visible(self, replay: Replay | None, whole: bool, frontier: int) -> tuple[VisibleKey, ...]:
+        """Keys of this answer as clients send it back: with its reasoning, and without."""
+        said = gather(self._said)
+        calls = tuple(ToolCall(id, *call) for id, call in zip(said.call_ids, said.calls))
+        reasoning = (Reasoning(said.reasoning),) if said.reasoning.strip() else ()
+        shapes = [(*shape, TextPart(said.content), *calls) for shape in dict.fromkeys((reasoning, ()))]
+        keys = [self.encoded.key_of_answer(Message("assistant", parts), replay, whole) for parts in shapes]
+        return tuple(VisibleKey(key, "thinking-visible", frontier) for key in dict.fromkeys(keys))
+
+    def blocks_in(self, tokens: Sequence[int]) -> tuple[ToolBlock, ...]:
+        known = [part.id for message in self.turn.conversation.messages for part in message.parts
+                 if isinstance(part, ToolCall)]
+        return self._tool_memory.blocks_in([*known, *self._call_ids], tokens)
 
     def _wait_for_reader(self) -> None:
         """Pause this request while its reader lags a whole mailbox behind; give it up after the stall time-out."""

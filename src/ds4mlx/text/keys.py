@@ -72,3 +72,23 @@ def _piece_ends(pieces: Iterable[str | bytes]) -> list[int]:
             length += len(piece)
             ends.append(start + length + bisect_left(marks, length))
     return ends
+
+
+class GrowingKey:
+    """`key_bytes_of_ids` of a history that mostly grows: what is before its last control token is not spelled again."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._known: list[int] = []   # up to a control token, which ends every mark before it
+        self._key = b""
+
+    def of(self, ids: Sequence[int]) -> bytes:
+        """The key of these ids."""
+        ids = list(ids)
+        if ids[:len(self._known)] != self._known:
+            self._known, self._key = [], b""
+        last = next((i for i in range(len(ids) - 1, len(self._known), -1) if self._tokenizer.literal(ids[i])), None)
+        if last is not None:
+            self._key += self._tokenizer.key_bytes_of_ids(ids[len(self._known):last])
+            self._known = ids[:last]
+        return self._key + self._tokenizer.key_bytes_of_ids(ids[len(self._known):])
