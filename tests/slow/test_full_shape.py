@@ -111,9 +111,22 @@ def test_italian_chooses_among_the_same_tokens(logits):
     assert shared >= 18 and theirs == ours
 
 
-def test_italian_with_ds4_rounding_is_nearer_than_its_own_engines_are(logits, rounding_as_ds4_does):
-    shared, median, theirs, ours = compare(logits((DS4 / "italian_175.txt").read_text()), "italian_175")
-    assert shared >= 18 and median <= 0.12 and theirs == ours
+def test_italian_with_ds4_rounding_is_nearer_than_its_own_engines_are(logits, rounding_as_ds4_does, monkeypatch):
+    """The middle of three runs, two of them with activations moved by a millionth of themselves: rounding to 8 bits
+    makes jumps of such changes, and the median difference goes from 0.06 to 0.16 with them."""
+    exactly, found = rounded, []
+    for seed in range(3):
+        keys = iter(range(seed << 20, (seed + 1) << 20))
+
+        def moved(x, block, levels):
+            noise = mx.random.normal(x.shape, key=mx.random.key(next(keys))) if seed else 0
+            return exactly(x * (1 + 1e-6 * noise), block, levels)
+
+        monkeypatch.setitem(globals(), "rounded", moved)
+        shared, median, theirs, ours = compare(logits((DS4 / "italian_175.txt").read_text()), "italian_175")
+        assert shared >= 18 and theirs == ours
+        found.append(median)
+    assert sorted(found)[1] <= 0.12
 
 
 def test_resident_memory_stays_under_12_gb(logits):
