@@ -22,8 +22,8 @@ TABLE = {
     "service": BOTTOM | {"chat", "sessions", "text", "gguf", "engine.protocol", "engine.open"},
     "server": BOTTOM | {"chat", "service", "engine.protocol", "text.segments"},
     "tiny": LEAF | {"gguf", "text", "models", ""},
-    "cli": BOTTOM | {"chat", "text", "gguf", "models", "engine.protocol", "engine.open", "engine.mlx_plan",
-                     "engine.mlx_kernels", "service", "server", "tiny", ""},
+    "cli": BOTTOM | {"chat", "text", "sessions", "gguf", "models", "engine.protocol", "engine.open",
+                     "engine.mlx_plan", "engine.mlx_kernels", "service", "server", "tiny", ""},
     "notebook": BOTTOM | {"chat", "text", "gguf", "models", "engine", "service", "server", "tiny"},
     "__main__": {"cli"}, "": set(),
 }
@@ -101,7 +101,7 @@ def test_everything_else_works_on_a_machine_without_mlx():
 
 
 @pytest.mark.parametrize("arguments", [
-    ["--help"], ["run", "--help"], ["serve", "--help"], ["--version"], ["help", "logits"]])
+    ["--help"], ["run", "--help"], ["serve", "--help"], ["cache", "ls", "--help"], ["--version"], ["help", "logits"]])
 def test_help_imports_nothing_heavy(arguments):
     code = ("import sys\nfrom ds4mlx.cli.main import main\n"
             "try:\n    main(" + repr(arguments) + ")\nexcept SystemExit:\n    pass\n"

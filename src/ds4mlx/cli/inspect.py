@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ds4mlx.cli.model import resolve_model
 from ds4mlx.cli.options import add_model_flags, settings_from
-from ds4mlx.cli.tables import Table, aligned, print_rich
+from ds4mlx.cli.tables import Table, aligned, print_rich, size
 from ds4mlx.errors import UsageError
 
 if TYPE_CHECKING:
@@ -108,8 +108,8 @@ def summarize(file: "GGUF") -> Summary:
         checkpoint=label(file.metadata, "ds4mlx.checkpoint"), architecture=family.architecture,
         weights_fp=fingerprint, base_fp=label(file.metadata, "ds4mlx.source_fp") or fingerprint,
         layers=_layers(config), config=asdict(config), families=families, weights_bytes=weights,
-        memory=tuple(Memory(context, size, {n: weights + n * size for n in SESSIONS})
-                     for context, size in sizes.items()))
+        memory=tuple(Memory(context, nbytes, {n: weights + n * nbytes for n in SESSIONS})
+                     for context, nbytes in sizes.items()))
 
 
 def _layers(config: "Config") -> dict[str, int]:
@@ -145,10 +145,10 @@ def _facts(s: Summary) -> list[tuple[str, str]]:
     c, layers = s.config, s.layers
     parameters = sum(f.parameters for f in s.families if f.name != "hash tables")
     return [
-        ("file", f"{s.file} ({_size(s.file_bytes)})"),
+        ("file", f"{s.file} ({size(s.file_bytes)})"),
         ("name", s.name or "not given"),
         ("checkpoint", s.checkpoint or "not given"),
-        ("weights", f"{_size(s.weights_bytes)}, {parameters / 1e9:.3f} G parameters"),
+        ("weights", f"{size(s.weights_bytes)}, {parameters / 1e9:.3f} G parameters"),
         ("weights fingerprint", s.weights_fp),
         ("base fingerprint", s.base_fp),
         ("layers", f"{layers['total']}: {layers['window_only']} window only, {layers['ratio_4']} ratio 4,"
@@ -164,16 +164,10 @@ def _facts(s: Summary) -> list[tuple[str, str]]:
 
 def _tables(s: Summary) -> Iterator[Table]:
     yield Table("Tensors", ["family", "tensors", "types", "size"], [
-        [f.name, str(f.tensors), " ".join(f.kinds), _size(f.nbytes)] for f in s.families])
+        [f.name, str(f.tensors), " ".join(f.kinds), size(f.nbytes)] for f in s.families])
     yield Table("Memory, rows packed in FP8 and FP4; working memory comes on top", [
         "context", "a session", *(f"weights + {n}" for n in SESSIONS)], [
-        [f"{m.context:,}", _size(m.session_bytes), *map(_size, m.total_bytes.values())] for m in s.memory])
-
-
-def _size(nbytes: int) -> str:
-    if nbytes < 1e6:
-        return f"{nbytes / 1e3:.1f} kB"
-    return f"{nbytes / 1e9:.3f} GB" if nbytes >= 1e9 else f"{nbytes / 1e6:.1f} MB"
+        [f"{m.context:,}", size(m.session_bytes), *map(size, m.total_bytes.values())] for m in s.memory])
 
 
 def plain(s: Summary) -> Iterator[str]:

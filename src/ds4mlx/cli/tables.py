@@ -43,3 +43,18 @@ def print_rich(tables: Iterable[Table]) -> None:
         for row in rows:
             table.add_row(*map(Text, row))
         console.print(table)
+
+
+def size(nbytes: int) -> str:
+    """Bytes in decimal units."""
+    if nbytes < 1e6:
+        return f"{nbytes / 1e3:.1f} kB"
+    return f"{nbytes / 1e9:.3f} GB" if nbytes >= 1e9 else f"{nbytes / 1e6:.1f} MB"
+
+
+def elapsed(seconds: float) -> str:
+    """A time that has passed, in its largest whole unit."""
+    for unit, name in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= unit:
+            return f"{int(seconds / unit)} {name}"
+    return f"{max(0, int(seconds))} s"

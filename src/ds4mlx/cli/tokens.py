@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from ds4mlx.cli.options import add_model_flags, settings_from
 from ds4mlx.cli.prompt import chat_body_of_file, question
 from ds4mlx.errors import UsageError
+from ds4mlx.text.escaping import escaped
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
@@ -72,9 +73,3 @@ def listing(tokenizer: "Tokenizer", ids: list[int]) -> Iterator[str]:
     yield json.dumps(ids)
     for token in ids:
         yield f"{token:6d}  {escaped(tokenizer.token_bytes(token))}"
-
-
-def escaped(piece: bytes) -> str:
-    """Bytes as one line of text: `\\n`, `\\u200d` and the like for what does not print, `\\xe4` for half characters."""
-    text = piece.replace(b"\\", b"\\\\").decode("utf-8", "backslashreplace")
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
