@@ -2,6 +2,7 @@
 import threading
 
 import pytest
+from host import Host
 
 from ds4mlx.engine.protocol import Sampling
 from ds4mlx.engine.stub import StubEngine
@@ -98,3 +99,12 @@ def ask(v4_tokenizer):
         return recorder
 
     return submit
+
+
+@pytest.fixture
+def host():
+    """host(answers, **settings): a running Host."""
+    hosts = []
+    yield lambda *args, **settings: hosts.append(Host(*args, **settings)) or hosts[-1]
+    for running in hosts:
+        running.stop()

@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 
 State = Literal["loading", "ok", "draining", "failed", "closed"]
 SLOTS = 1
+MARK_EVERY = 2048  # tokens of a prompt between places to go back to
 STUCK_S = 300.0  # an active request without a slice or step for so long means that the engine hangs
 
 
@@ -162,10 +163,7 @@ class Scheduler:
 
     def _shut_down(self) -> None:
         if self._slot is not None:
-            try:
-                self._slot.save("shutdown")
-            except Exception:
-                log.exception("the state could not be saved")
+            self._slot.save("shutdown")
             self._slot.session.close()
         if self.store is not None:
             self.store.close()
@@ -192,9 +190,9 @@ class Scheduler:
     def _serve(self, request: Request) -> None:
         fault: Exception
         try:
-            pending = self._answer(request)
+            start, generated = self._answer(request)
             request.finish()
-            self._settle(request, pending)
+            self._settle(request, start, generated)
             return
         except Cancelled as given_up:
             fault = given_up
@@ -206,31 +204,31 @@ class Scheduler:
             fault = error
         request.finish(fault)
 
-    def _answer(self, request: Request) -> int | None:
-        """Prefill and decode; a state from disk that cannot be computed with is set aside, and the request begins again
-        without it, once. Returns the last token sampled, which is not in the session yet."""
-        start = self._begin(request)
-        try:
-            self._prefill(request, start)
-            return self._decode(request, start)
-        except (Cancelled, BadRequest):
-            raise
-        except Exception as fault:
-            if not start.file or request.began:
+    def _answer(self, request: Request) -> tuple[Start, list[int]]:
+        """Prefill and decode. A state from disk that cannot be computed with is set aside, and the request begins
+        again: with the next one, then with none. Returns the sampled tokens, of which the session lacks the last."""
+        for disk in (True, True, False):
+            try:
+                return self._try(request, disk)
+            except (Cancelled, BadRequest):
                 raise
-            log.warning("a saved state failed, beginning again without it: %s", fault)
-            self._slot.spoiled(start.file, "the engine failed on it")
-            self._drop_slot()
-        start = self._begin(request)
-        self._prefill(request, start)
-        return self._decode(request, start)
+            except Exception as fault:
+                if self._slot is None or not self._slot.restored or request.began:
+                    raise
+                log.warning("a saved state failed, beginning again without it: %s", fault)
+                self._slot.spoiled("the engine failed on it")
+                self._drop_slot()
+        raise AssertionError("without a saved state, its failure is the engine's")
 
-    def _begin(self, request: Request) -> Start:
+    def _try(self, request: Request, disk: bool) -> tuple[Start, list[int]]:
         if self._slot is None:
             self._slot = self._new_slot()
-        start = self._slot.begin(request)
+        start = self._slot.begin(request, disk)
         request.starts(start)
-        return start
+        self._prefill(request, start)
+        if start.file and not self._slot.sound():
+            raise ArithmeticError("the logits are not finite")
+        return start, self._decode(request, start)
 
     def _prefill(self, request: Request, start: Start) -> None:
         """Bring the session to the end of the prompt, in slices that end at multiples of the chunk.
@@ -238,51 +236,55 @@ class Scheduler:
         The ends are absolute, so a prompt that goes on from a prefix is computed in the same pieces as a new one.
         """
         slot, done, total = self._slot, start.reused, start.total
-        anchor = total - request.header_tokens   # where the next turn goes on if its client sends no reasoning
-        saves = {boundary.tokens: boundary.reason for boundary in slot.boundaries(start)}
+        header = total - request.header_tokens   # where the next turn goes on if its client sends no reasoning
+        stops = {header: None} | slot.stops(start)
         while done < total:
             self._check(request)
             end = min(done - done % self.prefill_chunk + self.prefill_chunk, total)
-            end = min([end, *(stop for stop in (anchor, *saves) if done < stop < end)])
+            end = min([end, *(stop for stop in stops if done < stop < end)])
             with _Duty(self.power):
                 self._engine.prefill(slot.session, start.rest[done - start.reused:end - start.reused])
             done = end
             request.prefilled(done)
-            if done == anchor or done in saves:
+            if done in stops or done % MARK_EVERY == 0:
                 slot.mark()
-            if done in saves:
-                slot.save(saves[done], request.blocks_in(slot.session.tokens))
+            if reason := stops.get(done):
+                slot.save(reason, request.blocks_in(slot.session.tokens))
         slot.mark()          # and where another try at this answer goes on
 
-    def _decode(self, request: Request, start: Start) -> int | None:
-        token: int | None = None
+    def _decode(self, request: Request, start: Start) -> list[int]:
         generated: list[int] = []
         limit = min(request.max_tokens, self.context - start.total)
         while len(generated) < limit:
             self._check(request)
             with _Duty(self.power):
-                steps, = self._engine.decode([Row(self._slot.session, request.sampling(), token, generated)])
+                steps, = self._engine.decode([Row(self._slot.session, request.sampling(),
+                                                  generated[-1] if generated else None, generated)])
             for step in steps[:limit - len(generated)]:
-                token = step.token
-                generated.append(token)
+                generated.append(step.token)
                 if request.accept(step):
-                    return token
+                    return generated
             if request.interruptible() and self._slot.crossed():
                 self._slot.save("continued", request.blocks_in(self._slot.session.tokens))
-        return token
+        return generated
 
-    def _settle(self, request: Request, pending: int | None) -> None:
+    def _settle(self, request: Request, start: Start, generated: list[int]) -> None:
         """Bring the session to the end of the answer and bind what the client may send back of it."""
+        slot = self._slot
         try:
+            slot.keep(start.total + max(0, len(generated) - 1))
             ending = request.ending()
-            if ending.closing is None or pending is None:
+            if ending.closing is None or not generated:
                 return
-            rest = [pending] if not ending.closing or pending == ending.closing[-1] else [pending, *ending.closing]
-            if len(self._slot.session.tokens) + len(rest) > self.context:
+            rest = generated[-1:]
+            rest += [] if not ending.closing or rest[-1] == ending.closing[-1] else ending.closing
+            if len(slot.session.tokens) + len(rest) > self.context:
                 return
-            self._engine.prefill(self._slot.session, rest)
-            self._slot.mark()
-            self._slot.bind(ending.visible(len(self._slot.session.tokens)), ending.call_ids)
+            self._engine.prefill(slot.session, rest)
+            slot.mark()
+            slot.bind(ending.visible(len(slot.session.tokens)), ending.call_ids, request.blocks_in(slot.session.tokens))
+            if slot.crossed():
+                slot.save("continued")
         except Exception:
             log.exception("the end of an answer could not be kept; the next turn computes more")
             self._drop_slot()

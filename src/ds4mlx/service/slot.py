@@ -4,7 +4,7 @@ Everything here runs on the engine thread. A state on disk can fail in any way w
 """
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -14,8 +14,9 @@ from ds4mlx.errors import CheckpointError
 from ds4mlx.sessions.explain import Explanation, Origin, explain
 from ds4mlx.sessions.header import Reason
 from ds4mlx.sessions.lookup import (
-    Live, Plan, RewindPoint, Source, Stored, VisibleKey, Wanted, decide, still_bound, tool_state_gone)
-from ds4mlx.sessions.policy import Boundary, SaveRules, crosses, prefill_boundaries
+    Decision, Live, Plan, RewindPoint, Source, Stored, Verdict, VisibleKey, Wanted, decide, still_bound,
+    tool_state_gone)
+from ds4mlx.sessions.policy import GAIN, SaveRules, crosses, prefill_boundaries
 from ds4mlx.sessions.saving import SaveJob
 from ds4mlx.sessions.store import Candidate, Store
 from ds4mlx.sessions.toolmap import ToolBlock
@@ -68,34 +69,47 @@ class Slot:
                  rules: SaveRules, chunk: int, number: int = 0) -> None:
         self.session: Session = engine.open(context)
         self._tokenizer, self._store, self._rules, self._chunk, self._number = tokenizer, store, rules, chunk, number
+        self._engine = engine
         self._key = GrowingKey(tokenizer)
         self._point_keys: dict[int, int] = {}       # key bytes of the lengths that can be gone back to
         self._visible: tuple[VisibleKey, ...] = ()
         self._call_ids: frozenset[str] = frozenset()
         self._calls_at = 0
+        self._blocks: dict[ToolBlock, int] = {}     # sampled calls of the history, and a length that holds them
         self._asked_at = 0                          # length at which a continued save was last considered
+        self._restored = ""                         # file that the present request went on from
 
     # ---- a request begins
 
-    def begin(self, wish: Wish) -> Start:
-        """Bring the session to the longest beginning of the request that can be had. Raises BadRequest when the request
-        goes on from a state that is gone."""
-        stored = self._stored(wish.wanted.key)
+    def begin(self, wish: Wish, disk: bool = True) -> Start:
+        """Bring the session to the longest beginning of the request that can be had, from disk only with `disk`. Raises
+        BadRequest when the request goes on from a state that is gone."""
+        self._restored = ""
+        stored = self._stored(wish.wanted.key) if disk else []
         live = self._live()
         decision = decide(wish.wanted, live, [known for known, _ in stored])
-        explanation = explain(decision, wish.wanted, live, wish.origins)
         if not decision.plans:
             raise tool_state_gone(wish.wanted.results)
         files = {known.name: candidate for known, candidate in stored}
-        for plan in decision.plans:
-            if self._reach(plan, files, wish):
-                break
+        plan, rest = self._first_reached(decision, files, wish)
+        explanation = explain(_as_it_went(decision, plan), wish.wanted, live, wish.origins)
         self._visible = still_bound(self._visible, plan.tokens) if not plan.replaces_live else ()
         self._asked_at = plan.tokens
         if self._store is not None and not plan.replaces_live:
             self._store.continued(self._number)
-        return Start(plan.source, plan.tokens, self._rest(plan, wish), explanation,
-                     plan.stored.name if plan.stored else "")
+        return Start(plan.source, plan.tokens, rest, explanation, self._restored)
+
+    def _first_reached(self, decision: Decision, files: dict[str, Candidate], wish: Wish) -> tuple[Plan, list[int]]:
+        """The first plan that works out, with the tokens that follow."""
+        for plan in decision.plans:
+            try:
+                after_key = wish.after_key(plan.key_bytes) if plan.then == "rest" else []
+            except ValueError as fault:   # the place lies inside a character of a repeated token
+                log.warning("cannot go on from %s at %d tokens: %s", plan.source, plan.tokens, fault)
+                continue
+            if self._reach(plan, files, wish):
+                return plan, self._rest(plan, wish.wanted.ids, after_key)
+        raise tool_state_gone(wish.wanted.results)   # a cold start works out always
 
     def _stored(self, key: bytes) -> list[tuple[Stored, Candidate]]:
         if self._store is None:
@@ -117,9 +131,10 @@ class Slot:
     def _reach(self, plan: Plan, files: dict[str, Candidate], wish: Wish) -> bool:
         if plan.source == "disk-text":
             return self._restore(files[plan.stored.name], wish.wanted.key)
-        if plan.source == "none":
+        lost = len(self.session.tokens) - plan.tokens
+        if lost > GAIN or plan.source == "none":   # another conversation's, as likely as not
             self.save("evict")
-        if plan.tokens < len(self.session.tokens):
+        if lost > 0:
             reached = self.session.rewind(plan.tokens)
             self._forget_after(reached)
             return reached == plan.tokens
@@ -130,33 +145,44 @@ class Slot:
         self._store.pin(candidate.name)
         try:
             restored = self._store.load(candidate, key, self._number)
-            self.save("evict")
-            self.session.restore(restored.arrays)
-        except CheckpointError as fault:
+        except (CheckpointError, MemoryError) as fault:
             log.info("kv cache file not used: %s", fault)
             return False
         finally:
             self._store.release(candidate.name)
+        self.save("evict")
+        self._restored = candidate.name
+        try:
+            self.session.restore(restored.arrays)
+        except CheckpointError as fault:   # the session stays as it was
+            self.spoiled(str(fault))
+            return False
         self._forget_after(0)
+        self._blocks = dict.fromkeys(restored.head.tool_map, candidate.tokens)
         return True
 
-    def _rest(self, plan: Plan, wish: Wish) -> list[int]:
-        ids = wish.wanted.ids
+    def _rest(self, plan: Plan, ids: Sequence[int], after_key: list[int]) -> list[int]:
+        if plan.then == "results":         # all that the request holds is one user turn, behind its instructions
+            return list(ids[ids.index(self._tokenizer.control[USER]):])
         begins_alike = plan.then == "ids" or plan.stored and list(ids[:plan.tokens]) == list(self.session.tokens)
-        return list(ids[plan.tokens:]) if begins_alike else wish.after_key(plan.key_bytes)
+        return list(ids[plan.tokens:]) if begins_alike else after_key
 
     def _forget_after(self, length: int) -> None:
         self._point_keys = {at: key for at, key in self._point_keys.items() if at <= length}
+        self._blocks = {block: at for block, at in self._blocks.items() if at <= length}
         if self._calls_at > length:
             self._call_ids, self._calls_at = frozenset(), 0
 
     # ---- it goes on
 
-    def boundaries(self, start: Start) -> list[Boundary]:
-        """Where the prefill stops to save."""
-        if self._store is None:
-            return []
-        return prefill_boundaries(self._rules, start.total, self._chat_anchor(start), start.reused, self._chunk)
+    def stops(self, start: Start) -> dict[int, Reason | None]:
+        """Where the prefill pauses, to leave a place to go back to, and to save for a reason."""
+        anchor = self._chat_anchor(start)
+        stops: dict[int, Reason | None] = {} if anchor is None else {anchor: None}
+        if self._store is not None:
+            stops |= {boundary.tokens: boundary.reason for boundary in prefill_boundaries(
+                self._rules, start.total, anchor, start.reused, self._chunk)}
+        return stops
 
     def _chat_anchor(self, start: Start) -> int | None:
         """The place of the last user turn before the first answer: what stands before it is stable."""
@@ -173,31 +199,67 @@ class Slot:
         before, self._asked_at = self._asked_at, len(self.session.tokens)
         return self._store is not None and crosses(self._rules, before, self._asked_at)
 
-    def bind(self, visible: tuple[VisibleKey, ...], call_ids: frozenset[str]) -> None:
-        """What the client may send back of the session as it is now."""
-        self._visible += visible
-        self._call_ids, self._calls_at = call_ids, len(self.session.tokens)
+    def sound(self) -> bool:
+        """Whether the logits for the next token are numbers."""
+        return bool(np.isfinite(self.session.logits()).all())
+
+    def keep(self, length: int) -> None:
+        """Drop what an engine drafted behind `length` tokens and nobody took."""
+        if length >= len(self.session.tokens):
+            return
+        kept = list(self.session.tokens[:length])
+        reached = self.session.rewind(length)
+        for start in range(reached, length, self._chunk):
+            self._engine.prefill(self.session, kept[start:start + self._chunk])
+
+    def bind(self, visible: tuple[VisibleKey, ...], call_ids: frozenset[str], blocks: tuple[ToolBlock, ...]) -> None:
+        """What the client may send back of the session as it is now, and the sampled calls in it."""
+        length, marks = len(self.session.tokens), set(self.session.marks)
+        # A key is as long as its conversation: those of lengths that cannot be gone back to would add up.
+        self._visible = (*(key for key in self._visible if key.frontier in marks), *visible)
+        self._call_ids, self._calls_at = call_ids, length
+        self._blocks = dict.fromkeys(blocks, length) | self._blocks
 
     # ---- to disk
 
     def save(self, reason: Reason, blocks: tuple[ToolBlock, ...] = ()) -> None:
-        """Hand the session as it is to the writer, unless it is not worth it."""
+        """Hand the session as it is to the writer, unless it is not worth it. Raises nothing."""
         n = len(self.session.tokens)
         if self._store is None or not n:
             return
-        tokens = np.array(self.session.tokens, np.uint32)
-        if why := self._store.why_not_save(reason, tokens):
-            log.debug("kv cache skipped tokens=%d because %s", n, why)
-            return
-        snapshot = self.session.snapshot()
+        try:
+            tokens = np.array(self.session.tokens, np.uint32)
+            if why := self._store.why_not_save(reason, tokens):
+                log.debug("kv cache skipped tokens=%d because %s", n, why)
+            else:
+                self._store.save(self._job(reason, tokens, blocks), WAIT_S.get(reason, 0.0))
+        except Exception:  # whatever it was, no request may fail because it could not be saved
+            log.exception("kv cache skipped tokens=%d because of a defect", n)
+
+    def _job(self, reason: Reason, tokens: np.ndarray, blocks: tuple[ToolBlock, ...]) -> SaveJob:
+        n, snapshot = len(tokens), self.session.snapshot()
         rows = {span: snapshot.span(span) for span in self._store.missing_spans(tokens)}
         aliases = tuple((key.key, key.kind) for key in self._visible if key.frontier == n)
-        job = SaveJob(self._key.of(self.session.tokens), "token-text", reason, snapshot.head(n // SPAN_TOKENS), rows,
-                      aliases, blocks)
-        if not self._store.save(job, WAIT_S.get(reason, 0.0)):
-            log.info("kv cache skipped tokens=%d because the writer is busy", n)
+        return SaveJob(self._key.of(self.session.tokens), "token-text", reason, snapshot.head(n // SPAN_TOKENS), rows,
+                       aliases, tuple(dict.fromkeys((*self._blocks, *blocks))))
 
-    def spoiled(self, file: str, why: str) -> None:
-        """What came of a file could not be computed with: it is set aside."""
-        if self._store is not None and file:
-            self._store.quarantine(file, why)
+    @property
+    def restored(self) -> str:
+        """The file that the present request went on from, "" for none."""
+        return self._restored
+
+    def spoiled(self, why: str) -> None:
+        """What came of the file could not be computed with: it is set aside."""
+        self._store.quarantine(self._restored, why)
+        self._restored = ""
+
+
+def _as_it_went(decision: Decision, taken: Plan) -> Decision:
+    """A decision without the plans that did not work out: saved states that could not be read."""
+    tried = decision.plans[:decision.plans.index(taken)]
+    if not tried:
+        return decision
+    verdicts = [verdict for verdict in decision.verdicts if verdict.source not in (taken.source, "disk-text")]
+    if taken.source != "disk-text":
+        verdicts.append(Verdict("disk-text", "unreadable"))
+    return replace(decision, plans=decision.plans[len(tried):], verdicts=(*verdicts, Verdict(taken.source, "taken")))

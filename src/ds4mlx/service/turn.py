@@ -22,7 +22,7 @@ from ds4mlx.service.metrics import Timings
 from ds4mlx.service.scheduler import Scheduler, refusal
 from ds4mlx.service.slot import Ending, Start
 from ds4mlx.sessions.explain import Origin
-from ds4mlx.sessions.lookup import Source, VisibleKey, Wanted
+from ds4mlx.sessions.lookup import Api, Source, VisibleKey, VisibleKind, Wanted
 from ds4mlx.sessions.replay import Replays, ToolMemory, cut_block, new_call_id
 from ds4mlx.sessions.toolmap import ToolBlock
 from ds4mlx.text.keys import after_key
@@ -45,7 +45,7 @@ class Turn:
     stop: tuple[str, ...] = ()
     logprobs: bool = False
     one_call: bool = False         # the answer ends after its first tool call
-    api: str = "chat"
+    api: Api = "chat"
     param: str = "messages"
     request_id: str = ""
 
@@ -236,7 +236,8 @@ class Answer:
         reasoning = (Reasoning(said.reasoning),) if said.reasoning.strip() else ()
         shapes = [(*shape, TextPart(said.content), *calls) for shape in dict.fromkeys((reasoning, ()))]
         keys = [self.encoded.key_of_answer(Message("assistant", parts), replay, whole) for parts in shapes]
-        return tuple(VisibleKey(key, "thinking-visible", frontier) for key in dict.fromkeys(keys))
+        kind: VisibleKind = "responses-visible" if self.turn.api == "responses" else "thinking-visible"
+        return tuple(VisibleKey(key, kind, frontier) for key in dict.fromkeys(keys))
 
     def blocks_in(self, tokens: Sequence[int]) -> tuple[ToolBlock, ...]:
         known = [part.id for message in self.turn.conversation.messages for part in message.parts

@@ -132,7 +132,8 @@ def _because(decision: Decision, live: Live, reused: int, place: Place | None) -
 
 
 _NOTHING_SAVED = {"no-candidate": "no saved state begins this prompt",
-                  "inside-a-token": "saved states end inside a token of this prompt"}
+                  "inside-a-token": "saved states end inside a token of this prompt",
+                  "unreadable": "what was saved could not be read"}
 
 
 def _where(live: Live, common: int, place: Place | None) -> str:

@@ -28,7 +28,8 @@ Api = Literal["chat", "anthropic", "responses", "completions"]
 VisibleKind = Literal["thinking-visible", "responses-visible"]
 Outcome = Literal["taken", "no-live-state", "no-key", "stale-key", "not-a-prefix", "nothing-to-add", "inside-a-token",
                   "no-tool-results", "other-calls", "history-unknown", "history-edited", "prompt-shorter",
-                  "ids-differ", "no-point", "too-short", "shorter-than-saved", "no-candidate", "barely-longer"]
+                  "ids-differ", "no-point", "too-short", "shorter-than-saved", "no-candidate", "barely-longer",
+                  "unreadable"]
 
 STRIDE = 4096           # tokens compared at once: slices of ints compare some 20 times faster than a Python loop
 MIN_REWIND = 64         # tokens: BOS and the words that all prompts begin with are no conversation

@@ -1,0 +1,135 @@
+"""A service over the scripted engine, driven turn by turn as a client would, and restarted at will."""
+import asyncio
+import time
+from dataclasses import dataclass, replace
+
+from ds4mlx.chat.dialects.deepseek_v4 import render
+from ds4mlx.chat.events import Finish, ToolCallStart, gather
+from ds4mlx.chat.messages import Conversation, Message, Reasoning, TextPart, ToolCall
+from ds4mlx.config import Settings
+from ds4mlx.engine.stub import StubEngine
+from ds4mlx.service.service import Service, settled
+from ds4mlx.service.turn import Turn
+from ds4mlx.engine.protocol import Sampling
+from ds4mlx.text.segments import ASSISTANT, CONTROL_LITERALS
+from ds4mlx.text.tokenizer import BYTE_OF, Tokenizer
+
+BYTES = Tokenizer(dict(enumerate([*CONTROL_LITERALS, *BYTE_OF])), [], "bytes")  # every byte is a token
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """An answer as a client has it, and what it cost. `state`: tokens that the slot holds afterwards."""
+    message: Message
+    source: str
+    reused: int
+    prompt: int
+    said: int
+    computed: int      # tokens that the engine prefilled for it, the end of the answer included
+    end: Finish
+    line: str
+    state: int
+
+
+class Host:
+    """answers: the texts to answer with, by the number of answers in the prompt; the last one again and again."""
+
+    def __init__(self, answers, *, engine=StubEngine, tokenizer=BYTES, **settings):
+        self.answers, self.tokenizer, self._engine = answers, tokenizer, engine
+        self.settings = Settings(**{"ctx": 65536, "drain_seconds": 5, **settings})
+        self._loop = asyncio.Runner()
+        self._start()
+
+    def _start(self):
+        engines = []
+
+        def open_engine():
+            engines.append(self._engine(self._script, vocab=self.tokenizer.vocab_size, eos=self.tokenizer.eos))
+            return engines[0]
+
+        self.service = Service(open_engine, self.tokenizer, self.settings)
+        self._loop.run(self.service.start())
+        self.engine, self.store = engines[0], self.service.scheduler.store
+        self.engine.slices.clear()
+
+    def _script(self, prompt):
+        turn = list(prompt).count(self.tokenizer.control[ASSISTANT]) - 1
+        return self.tokenizer.encode_marked(self.answers[min(max(turn, 0), len(self.answers) - 1)])
+
+    def restart(self):
+        self.stop()
+        self._loop = asyncio.Runner()
+        self._start()
+
+    def stop(self):
+        self._loop.run(self.service.close(5))
+        self._loop.close()
+
+    def ask(self, conversation, *, api="chat", disconnect_after=None, **turn):
+        """The Reply. disconnect_after: events that the client takes before it goes away."""
+        before = len(self.engine.slices)
+        turn = Turn(conversation, Sampling(temperature=0.0), api=api, **turn)
+        answer, events = self._loop.run(self._read(turn, disconnect_after))
+        self.settle()
+        end = events[-1] if isinstance(events[-1], Finish) else None
+        usage = end and end.usage
+        return Reply(_message(events), answer.source, answer.cached_tokens, answer.prompt_tokens,
+                     usage.completion_tokens if usage else 0, sum(self.engine.slices[before:]), end, answer.cache_line,
+                     len(self.tokens))
+
+    async def _read(self, turn, limit):
+        answer, events = await self.service.run(turn), []
+        while not events or not isinstance(events[-1], Finish):
+            if limit is not None and len(events) >= limit:
+                await answer.aclose()
+                return answer, events or [None]
+            events += await answer.batch()
+        return answer, events
+
+    def settle(self):
+        """Waits until the engine thread is idle, and what it saved is on disk."""
+        while self.service.health.active or self.service.health.queued:
+            time.sleep(0.001)
+        if self.store is not None:
+            assert self.store.flush()
+
+    @property
+    def tokens(self):
+        """What the slot holds."""
+        slot = self.service.scheduler._slot
+        return list(slot.session.tokens) if slot is not None else []
+
+    def prompt(self, conversation):
+        """A prompt's length in tokens, rendered without any memory."""
+        return self.tail(conversation, 0)
+
+    def tail(self, conversation, messages):
+        """Tokens of a prompt behind its first `messages` messages."""
+        done = settled(conversation, self.settings, "0731", self.settings.ctx)
+        prompt = render(done, effort_profile="0731")
+        start = prompt.ends[messages - 1] if messages else 0
+        return len(self.tokenizer.encode(prompt.segments[start:]))
+
+
+def _message(events):
+    """An answer as the client keeps it."""
+    said = gather(event for event in events if event is not None)
+    reasoning = (Reasoning(said.reasoning),) if said.reasoning else ()
+    calls = tuple(ToolCall(id, *call) for id, call in zip(said.call_ids, said.calls))
+    return Message("assistant", (*reasoning, TextPart(said.content), *calls))
+
+
+def user(text):
+    return Message("user", (TextPart(text),))
+
+
+def system(*texts):
+    return Message("system", tuple(map(TextPart, texts)))
+
+
+def talk(*messages, **fields):
+    return Conversation(messages, **fields)
+
+
+def without_reasoning(message):
+    return replace(message, parts=tuple(part for part in message.parts if not isinstance(part, Reasoning)))
