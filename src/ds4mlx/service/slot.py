@@ -14,7 +14,7 @@ from ds4mlx.errors import CheckpointError
 from ds4mlx.sessions.explain import Explanation, Origin, explain
 from ds4mlx.sessions.header import Reason
 from ds4mlx.sessions.lookup import (
-    Decision, Live, Plan, RewindPoint, Source, Stored, Verdict, VisibleKey, Wanted, decide, still_bound,
+    MIN_REWIND, Decision, Live, Plan, RewindPoint, Source, Stored, Verdict, VisibleKey, Wanted, decide, still_bound,
     tool_state_gone)
 from ds4mlx.sessions.policy import GAIN, SaveRules, crosses, prefill_boundaries
 from ds4mlx.sessions.saving import SaveJob
@@ -178,7 +178,7 @@ class Slot:
     def stops(self, start: Start) -> dict[int, Reason | None]:
         """Where the prefill pauses, to leave a place to go back to, and to save for a reason."""
         anchor = self._chat_anchor(start)
-        stops: dict[int, Reason | None] = {} if anchor is None else {anchor: None}
+        stops: dict[int, Reason | None] = {anchor: None} if anchor and anchor >= MIN_REWIND else {}
         if self._store is not None:
             stops |= {boundary.tokens: boundary.reason for boundary in prefill_boundaries(
                 self._rules, start.total, anchor, start.reused, self._chunk)}
