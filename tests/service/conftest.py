@@ -60,6 +60,9 @@ class Recorder:
     def blocks_in(self, tokens):
         return ()
 
+    def saves(self, reason, tokens):
+        pass
+
     def finish(self, fault=None):
         self.fault = fault
         self.finished.set()

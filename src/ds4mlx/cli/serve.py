@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from ds4mlx.config import Settings
     from ds4mlx.service.service import Service
+    from ds4mlx.service.trace import Trace
 
 MIB, GIB = 1 << 20, 1 << 30
 
@@ -26,6 +27,7 @@ def add_parser(subparsers: "_SubParsersAction[ArgumentParser]") -> None:
     _add_network_flags(parser.add_argument_group("network"))
     _add_request_flags(parser.add_argument_group("requests"))
     _add_cache_flags(parser.add_argument_group("states on disk"))
+    _add_trace_flags(parser.add_argument_group("trace"))
     parser.set_defaults(run=run)
 
 
@@ -79,6 +81,14 @@ def _add_cache_flags(group: ArgumentParser) -> None:
     group.add_argument("--tool-memory-max-ids", metavar="N", help="tool calls that can be repeated (100000)")
 
 
+def _add_trace_flags(group: ArgumentParser) -> None:
+    group.add_argument("--trace", metavar="FILE",
+                       help="write down every request in full, its answer, and what of it was reused; FILE is emptied")
+    group.add_argument("--trace-format", metavar="text|jsonl", help="for people, or for ds4mlx trace (text)")
+    group.add_argument("--trace-max-mb", metavar="N",
+                       help="MiB after which a request begins a new file, the old one becoming FILE.1; 0: none (0)")
+
+
 def run(args: Namespace) -> int:
     """Serve until a signal comes: 0. Raises what opening the model or the socket raises."""
     import asyncio
@@ -101,6 +111,7 @@ async def serve(settings: "Settings") -> int:
     from ds4mlx.service.service import open_service
     service = open_service(settings)
     bound = bind(settings)  # before the model: a port in use is known at once, not after minutes
+    service.trace = open_trace(settings)  # after the port: a file that another server writes to is not emptied
     address = url(bound)
     told, closed = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -146,6 +157,8 @@ def describe(service: "Service") -> list[str]:
              f"weights {plan.weights_bytes / MIB:,.1f} MiB",
              f"reasoning effort: profile {service.effort_profile}, default {settings.default_effort or 'by profile'}",
              _cache(service)]
+    if service.trace is not None:
+        lines.append(f"trace: {service.trace.path}, prompts and answers in full")
     if settings.api_key is None and not (settings.host.startswith("unix:") or is_loopback(settings.host)):
         lines.append(f"warning: {settings.host} can be reached from other machines and no --api-key is set")
     return lines
@@ -158,6 +171,14 @@ def _cache(service: "Service") -> str:
     stats = store.stats()
     return (f"kv cache: {store.path}, {stats.heads} states of {stats.total_bytes / MIB:,.1f} MiB, "
             f"up to {stats.budget_bytes / MIB:,.0f} MiB")
+
+
+def open_trace(settings: "Settings") -> "Trace | None":
+    """Raises UsageError."""
+    from ds4mlx.service.trace import Trace
+    if settings.trace is None:
+        return None
+    return Trace(settings.trace.expanduser(), settings.trace_format, settings.trace_max_mb << 20)
 
 
 def _loading_interrupted() -> None:

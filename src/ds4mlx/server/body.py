@@ -18,8 +18,11 @@ MAX_NESTING = 256
 INLINE_BYTES = 256 << 10  # larger bodies are decoded off the event loop
 
 
-async def read_body(request: Request, max_bytes: int, read: Callable[[dict[str, Json]], T]) -> T:
+async def read_body(request: Request, max_bytes: int, read: Callable[[dict[str, Json]], T], *,
+                    keep: bool = False) -> T:
     """What `read` makes of the body, a JSON object. A large body is parsed and read off the event loop.
+
+    keep: leave its bytes, decompressed, in `request.state.body`.
 
     Raises BadRequest: 413 too large, 415 unknown encoding, 400 no JSON object; and what `read` raises.
     """
@@ -28,10 +31,14 @@ async def read_body(request: Request, max_bytes: int, read: Callable[[dict[str, 
         raise BadRequest(f"Content-Encoding is {encoding[:40]!r}, need gzip, deflate or none", status=415)
     raw = await _read(request, max_bytes)
     compressed = encoding not in ("identity", "")
-    if len(raw) <= INLINE_BYTES and not compressed:
-        return read(parse_object(raw))
-    return await asyncio.to_thread(
-        lambda: read(parse_object(_inflated(raw, encoding, max_bytes) if compressed else raw)))
+
+    def decode() -> T:
+        plain = _inflated(raw, encoding, max_bytes) if compressed else raw
+        if keep:
+            request.state.body = plain
+        return read(parse_object(plain))
+
+    return decode() if len(raw) <= INLINE_BYTES and not compressed else await asyncio.to_thread(decode)
 
 
 def parse_object(raw: bytes) -> dict[str, Json]:

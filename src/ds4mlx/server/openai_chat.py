@@ -4,7 +4,7 @@ import logging
 import math
 import secrets
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -23,7 +23,7 @@ from ds4mlx.server.fields import Fields
 from ds4mlx.server.openai_messages import read_messages, read_tool_choice, read_tools
 from ds4mlx.server.sse import EventStream, frame, whole
 from ds4mlx.service.service import Service
-from ds4mlx.service.turn import Turn
+from ds4mlx.service.turn import Received, Turn
 
 log = logging.getLogger(__name__)
 
@@ -38,8 +38,10 @@ async def chat_completions(request: Request) -> Response:
     service: Service = request.app.state.service
     settings = service.settings
     chat = await read_body(request, settings.max_body_mb << 20,
-                           lambda body: read_chat(Fields(body), settings, request.state.request_id))
-    answer = await service.run(chat.turn)
+                           lambda body: read_chat(Fields(body), settings, request.state.request_id),
+                           keep=service.trace is not None)
+    received = Received(chat.model, chat.stream, request.state.body) if service.trace is not None else None
+    answer = await service.run(replace(chat.turn, received=received))
     head = _Head(chat.model, f"ds4mlx-{service.info.fingerprint[:8]}")
     headers = {"x-ds4mlx-effort": answer.lowered_effort} if answer.lowered_effort else {}
     if chat.stream:

@@ -15,6 +15,7 @@ from ds4mlx.engine.protocol import Engine, MemoryPlan, ModelInfo, Row, Sampling,
 from ds4mlx.errors import BadRequest, Cancelled
 from ds4mlx.service.slot import Ending, Slot, Start
 from ds4mlx.sessions.explain import Origin
+from ds4mlx.sessions.header import Reason
 from ds4mlx.sessions.lookup import Wanted
 from ds4mlx.sessions.policy import SaveRules
 from ds4mlx.sessions.store import Store
@@ -49,6 +50,7 @@ class Request(Protocol):
     def finish(self, fault: Exception | None = None) -> None: ...  # must not raise with a fault
     def ending(self) -> Ending: ...               # after `finish`: what its state needs to be found again
     def blocks_in(self, tokens: Sequence[int]) -> tuple[ToolBlock, ...]: ...  # of its history, to save with a state
+    def saves(self, reason: Reason, tokens: int) -> None: ...     # a state of so many tokens goes to disk
 
 
 class Scheduler:
@@ -249,7 +251,7 @@ class Scheduler:
             if done in stops or done % MARK_EVERY == 0:
                 slot.mark()
             if reason := stops.get(done):
-                slot.save(reason, request.blocks_in(slot.session.tokens))
+                self._save(request, reason)
         slot.mark()          # and where another try at this answer goes on
 
     def _decode(self, request: Request, start: Start) -> list[int]:
@@ -265,8 +267,13 @@ class Scheduler:
                 if request.accept(step):
                     return generated
             if request.interruptible() and self._slot.crossed():
-                self._slot.save("continued", request.blocks_in(self._slot.session.tokens))
+                self._save(request, "continued")
         return generated
+
+    def _save(self, request: Request, reason: Reason) -> None:
+        tokens = self._slot.session.tokens
+        if self._slot.save(reason, request.blocks_in(tokens)):
+            request.saves(reason, len(tokens))
 
     def _settle(self, request: Request, start: Start, generated: list[int]) -> None:
         """Bring the session to the end of the answer and bind what the client may send back of it."""

@@ -5,6 +5,7 @@ Conversation -> prompt text -> ids -> the engine thread -> tokens -> events.
 import asyncio
 import logging
 import re
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -23,6 +24,8 @@ from ds4mlx.errors import BadRequest
 from ds4mlx.gguf.reader import GGUF
 from ds4mlx.service.mailbox import Mailbox
 from ds4mlx.service.scheduler import Scheduler, State
+from ds4mlx.service.trace import RequestTrace, Trace
+from ds4mlx.service.trace_records import Asked
 from ds4mlx.service.turn import Answer, EncodedPrompt, Turn
 from ds4mlx.sessions.explain import Origin
 from ds4mlx.sessions.identity import Identity
@@ -32,7 +35,7 @@ from ds4mlx.sessions.replay import Call, ToolMemory
 from ds4mlx.sessions.store import Store, StoreOptions
 from ds4mlx.sessions.toolmap import ToolBlock
 from ds4mlx.text.keys import key_ends
-from ds4mlx.text.segments import EOS, Control, Segment, Text, Tokens
+from ds4mlx.text.segments import EOS, Control, Segment, Text, Tokens, rendered_text
 from ds4mlx.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -58,6 +61,7 @@ class Service:
     def __init__(self, open_engine: Callable[[], Engine], tokenizer: Tokenizer, settings: Settings,
                  effort_profile: EffortProfile = "0731") -> None:
         self.tokenizer, self.settings, self.effort_profile = tokenizer, settings, effort_profile
+        self.trace: Trace | None = None     # set by who wants conversations written down in full; closed with it
         self.scheduler = Scheduler(open_engine, tokenizer, context=settings.ctx, prefill_chunk=settings.prefill_chunk,
                                    max_queue=settings.max_queue, power=settings.power, open_store=self._open_store)
         self._tool_memory = ToolMemory(0 if settings.disable_exact_dsml_tool_replay else settings.tool_memory_max_ids,
@@ -94,14 +98,23 @@ class Service:
         answer = Answer(turn, prompt, min(wanted, self.context - len(prompt.wanted.ids)), tokenizer=self.tokenizer,
                         scheduler=self.scheduler, mailbox=Mailbox(asyncio.get_running_loop()),
                         stall_timeout_s=self.settings.send_stall_timeout, tool_memory=self._tool_memory,
-                        lowered_effort=lowered)
+                        lowered_effort=lowered, trace=self._traced(turn, prompt, wanted))
         self.scheduler.submit(answer)
         return answer
+
+    def _traced(self, turn: Turn, prompt: EncodedPrompt, max_tokens: int) -> RequestTrace | None:
+        if self.trace is None:
+            return None
+        began, name = time.time(), self.info.name
+        return self.trace.request(self.tokenizer, prompt.replays,
+                                  lambda: _asked(turn, prompt, max_tokens, began, name))
 
     async def close(self, drain_seconds: float) -> None:
         """Refuse what waits, let the active answer end within the time, then stop the engine thread."""
         await asyncio.to_thread(self.scheduler.close, drain_seconds)
         self._pool.shutdown()
+        if self.trace is not None:
+            self.trace.close()
 
     @property
     def info(self) -> ModelInfo:
@@ -222,6 +235,20 @@ def open_service(settings: Settings) -> Service:
     with GGUF.open(settings.model) as file:
         tokenizer, profile = Tokenizer.from_gguf(file.metadata), effort_profile(settings, file.metadata)
     return Service(lambda: open_engine(settings), tokenizer, settings, profile)
+
+
+def _asked(turn: Turn, prompt: EncodedPrompt, max_tokens: int, began: float, model: str) -> Asked:
+    """What a trace tells of a request before anything is done about it."""
+    sampling, received = turn.sampling, turn.received
+    return Asked(
+        time=round(began, 3), id=turn.request_id, kind="completion" if turn.api == "completions" else "chat",
+        api=turn.api, model=received.model if received and received.model else model,
+        stream=received is not None and received.stream, tools=len(turn.conversation.tools),
+        think_mode=turn.conversation.effort or "on" if prompt.thinking else "off",
+        prompt_tokens=len(prompt.wanted.ids), max_tokens=max_tokens, temperature=sampling.temperature,
+        top_k=sampling.top_k, top_p=sampling.top_p, min_p=sampling.min_p, seed=sampling.seed,
+        raw=received.body.decode("utf-8", "backslashreplace") if received else "",
+        prompt=rendered_text(prompt.segments))
 
 
 def _trailing_results(conversation: Conversation, origins: Sequence[Origin]) -> TrailingResults | None:

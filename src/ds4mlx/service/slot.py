@@ -11,7 +11,7 @@ import numpy as np
 
 from ds4mlx.engine.protocol import SPAN_TOKENS, Engine, Session
 from ds4mlx.errors import CheckpointError
-from ds4mlx.sessions.explain import Explanation, Origin, explain
+from ds4mlx.sessions.explain import Explanation, Origin, Row, explain, first_mismatch
 from ds4mlx.sessions.header import Reason
 from ds4mlx.sessions.lookup import (
     MIN_REWIND, Decision, Live, Plan, RewindPoint, Source, Stored, Verdict, VisibleKey, Wanted, decide, still_bound,
@@ -45,6 +45,9 @@ class Start:
     rest: list[int]
     explanation: Explanation
     file: str = ""      # of a state that came from disk
+    rejected: tuple[tuple[str, str], ...] = ()  # files that fit and may not be used, and why
+    mismatch: tuple[Row, ...] = ()              # tokens around the place where prompt and live state part
+    slot: int = 0
 
     @property
     def total(self) -> int:
@@ -85,19 +88,20 @@ class Slot:
         """Bring the session to the longest beginning of the request that can be had, from disk only with `disk`. Raises
         BadRequest when the request goes on from a state that is gone."""
         self._restored = ""
-        stored = self._stored(wish.wanted.key) if disk else []
+        stored, rejected = self._stored(wish.wanted.key) if disk else ([], ())
         live = self._live()
         decision = decide(wish.wanted, live, [known for known, _ in stored])
         if not decision.plans:
             raise tool_state_gone(wish.wanted.results)
         files = {known.name: candidate for known, candidate in stored}
+        mismatch = first_mismatch(live.tokens, wish.wanted.ids, decision.common_tokens) if live.tokens else ()
         plan, rest = self._first_reached(decision, files, wish)
         explanation = explain(_as_it_went(decision, plan), wish.wanted, live, wish.origins)
         self._visible = still_bound(self._visible, plan.tokens) if not plan.replaces_live else ()
         self._asked_at = plan.tokens
         if self._store is not None and not plan.replaces_live:
             self._store.continued(self._number)
-        return Start(plan.source, plan.tokens, rest, explanation, self._restored)
+        return Start(plan.source, plan.tokens, rest, explanation, self._restored, rejected, mismatch, self._number)
 
     def _first_reached(self, decision: Decision, files: dict[str, Candidate], wish: Wish) -> tuple[Plan, list[int]]:
         """The first plan that works out, with the tokens that follow."""
@@ -111,17 +115,20 @@ class Slot:
                 return plan, self._rest(plan, wish.wanted.ids, after_key)
         raise tool_state_gone(wish.wanted.results)   # a cold start works out always
 
-    def _stored(self, key: bytes) -> list[tuple[Stored, Candidate]]:
+    def _stored(self, key: bytes) -> tuple[list[tuple[Stored, Candidate]], tuple[tuple[str, str], ...]]:
+        """States on disk that the prompt may go on from; (file, why) of those that it may not."""
         if self._store is None:
-            return []
-        return [(Stored(c.name, c.tokens, c.text_bytes), c) for c in self._store.find(key, self._number).candidates]
+            return [], ()
+        found = self._store.find(key, self._number)
+        return [(Stored(c.name, c.tokens, c.text_bytes), c) for c in found.candidates], found.rejected
 
     def _live(self) -> Live:
         tokens = self.session.tokens
         if not tokens:
             return Live()
         points = tuple(RewindPoint(at, self._point_key(at)) for at in self.session.marks if at < len(tokens))
-        return Live(tokens, self._key.of(tokens), self._visible, points, self._call_ids, self._calls_at)
+        # A copy: what a rewind drops is still to be explained.
+        return Live(list(tokens), self._key.of(tokens), self._visible, points, self._call_ids, self._calls_at)
 
     def _point_key(self, at: int) -> int:
         if at not in self._point_keys:
@@ -222,19 +229,20 @@ class Slot:
 
     # ---- to disk
 
-    def save(self, reason: Reason, blocks: tuple[ToolBlock, ...] = ()) -> None:
-        """Hand the session as it is to the writer, unless it is not worth it. Raises nothing."""
+    def save(self, reason: Reason, blocks: tuple[ToolBlock, ...] = ()) -> bool:
+        """Hand the session as it is to the writer, unless it is not worth it; whether that was done. Raises nothing."""
         n = len(self.session.tokens)
         if self._store is None or not n:
-            return
+            return False
         try:
             tokens = np.array(self.session.tokens, np.uint32)
             if why := self._store.why_not_save(reason, tokens):
                 log.debug("kv cache skipped tokens=%d because %s", n, why)
-            else:
-                self._store.save(self._job(reason, tokens, blocks), WAIT_S.get(reason, 0.0))
+                return False
+            return self._store.save(self._job(reason, tokens, blocks), WAIT_S.get(reason, 0.0))
         except Exception:  # whatever it was, no request may fail because it could not be saved
             log.exception("kv cache skipped tokens=%d because of a defect", n)
+            return False
 
     def _job(self, reason: Reason, tokens: np.ndarray, blocks: tuple[ToolBlock, ...]) -> SaveJob:
         n, snapshot = len(tokens), self.session.snapshot()

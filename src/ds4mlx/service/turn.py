@@ -21,7 +21,9 @@ from ds4mlx.service.mailbox import Mailbox
 from ds4mlx.service.metrics import Timings
 from ds4mlx.service.scheduler import Scheduler, refusal
 from ds4mlx.service.slot import Ending, Start
+from ds4mlx.service.trace import RequestTrace
 from ds4mlx.sessions.explain import Origin
+from ds4mlx.sessions.header import Reason
 from ds4mlx.sessions.lookup import Api, Source, VisibleKey, VisibleKind, Wanted
 from ds4mlx.sessions.replay import Replays, ToolMemory, cut_block, new_call_id
 from ds4mlx.sessions.toolmap import ToolBlock
@@ -37,6 +39,14 @@ REPLACEMENT = "\ufffd".encode()  # for an id of a padded vocabulary that spells 
 
 
 @dataclass(frozen=True, slots=True)
+class Received:
+    """A request as it came, for a trace."""
+    model: str
+    stream: bool
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Turn:
     """What a server asks for. `param` is the body's field that holds the prompt, for errors about it."""
     conversation: Conversation
@@ -48,6 +58,7 @@ class Turn:
     api: Api = "chat"
     param: str = "messages"
     request_id: str = ""
+    received: Received | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +85,7 @@ class Answer:
 
     def __init__(self, turn: Turn, prompt: EncodedPrompt, max_tokens: int, *, tokenizer: Tokenizer,
                  scheduler: Scheduler, mailbox: Mailbox, stall_timeout_s: float, tool_memory: ToolMemory,
-                 lowered_effort: Effort | None = None) -> None:
+                 lowered_effort: Effort | None = None, trace: RequestTrace | None = None) -> None:
         self.turn, self.max_tokens, self.encoded = turn, max_tokens, prompt
         self.wanted, self.origins, self.thinking = prompt.wanted, prompt.origins, prompt.thinking
         self.header_tokens, self.prompt_tokens = prompt.header_tokens, len(prompt.wanted.ids)
@@ -82,7 +93,7 @@ class Answer:
         self.source: Source = "none"
         self.cached_tokens = 0
         self.cache_line = ""                  # what was reused, and why no more
-        self._tool_memory = tool_memory
+        self._tool_memory, self._trace = tool_memory, trace
         self._sampled: list[tuple[int, bytes | Control]] = []   # behind the reasoning
         self._said: list[Event] = []
         self._call_ids: list[str] = []
@@ -147,6 +158,8 @@ class Answer:
         self._timings.started = time.monotonic()
         self.source, self.cached_tokens, self.prompt_tokens = start.source, start.reused, start.total
         self.cache_line = start.explanation.header()
+        if self._trace:
+            self._trace.starts(start)
         self.prefilled(start.reused)
 
     def prefilled(self, tokens: int) -> None:
@@ -179,6 +192,8 @@ class Answer:
             self._sampled.append((step.token, piece))
         events: list[Event] = [self._named(event) for event in self._stream.push(piece)]
         self._said += events
+        if self._trace:
+            self._trace.sampled(step.token, piece.literal.encode() if isinstance(piece, Control) else piece, events)
         self._mailbox.put(self._with_logprobs(events) if self._held_logprobs else events)
         self._called = self.turn.one_call and any(isinstance(event, ToolCallEnd) for event in events)
         return self._stream.done or self._called
@@ -189,6 +204,8 @@ class Answer:
         usage = Usage(self.prompt_tokens, self.cached_tokens, self._completion_tokens, self._reasoning_tokens)
         last, end = self._ending(usage) if fault is None else ([], _end_by_fault(fault, usage))
         self._log(end)
+        if self._trace:
+            self._trace.finishes(end, self._said, self._timings)
         self._mailbox.put([*last, end], last=True)
 
     def _ending(self, usage: Usage) -> tuple[list[Event], Finish]:
@@ -243,6 +260,10 @@ class Answer:
         known = [part.id for message in self.turn.conversation.messages for part in message.parts
                  if isinstance(part, ToolCall)]
         return self._tool_memory.blocks_in([*known, *self._call_ids], tokens)
+
+    def saves(self, reason: Reason, tokens: int) -> None:
+        if self._trace:
+            self._trace.happened(f"stored checkpoint reason={reason} tokens={tokens}")
 
     def _wait_for_reader(self) -> None:
         """Pause this request while its reader lags a whole mailbox behind; give it up after the stall time-out."""
