@@ -35,7 +35,7 @@ from ds4mlx.sessions.replay import Call, ToolMemory
 from ds4mlx.sessions.store import Store, StoreOptions
 from ds4mlx.sessions.toolmap import ToolBlock
 from ds4mlx.text.keys import key_ends
-from ds4mlx.text.segments import EOS, Control, Segment, Text, Tokens, rendered_text
+from ds4mlx.text.segments import BOS, EOS, Control, Segment, Text, Tokens, rendered_text
 from ds4mlx.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -90,6 +90,15 @@ class Service:
         segments = (Tokens(tuple(ids), self.tokenizer.decode(ids)),)
         wanted = Wanted(ids, self.tokenizer.key_bytes_of_ids(ids), "completions")
         return self._submit(turn, EncodedPrompt(wanted, segments, 0, thinking=False))
+
+    async def complete_text(self, turn: Turn, text: str) -> Answer:
+        """What follows `text`, with no conversation around it and nothing special in it. Raises BadRequest."""
+        def encode() -> list[int]:
+            segments = (Control(BOS), Text(text))
+            self._check_hopeless(segments, turn)
+            return self.tokenizer.encode(segments)
+
+        return self.complete(turn, await asyncio.get_running_loop().run_in_executor(self._pool, encode))
 
     def _submit(self, turn: Turn, prompt: EncodedPrompt, lowered: Effort | None = None) -> Answer:
         self._check_bias(turn)
