@@ -123,6 +123,10 @@ def user(text):
     return Message("user", (TextPart(text),))
 
 
+def said(text):
+    return Message("assistant", (TextPart(text),))
+
+
 def system(*texts):
     return Message("system", tuple(map(TextPart, texts)))
 

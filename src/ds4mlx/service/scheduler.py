@@ -249,10 +249,10 @@ class Scheduler:
             done = end
             request.prefilled(done)
             if done in stops or done % MARK_EVERY == 0:
-                slot.mark()
+                slot.mark(start.rest[done - start.reused:])
             if reason := stops.get(done):
                 self._save(request, reason)
-        slot.mark()          # and where another try at this answer goes on
+        slot.mark([])        # and where another try at this answer goes on
 
     def _decode(self, request: Request, start: Start) -> list[int]:
         generated: list[int] = []

@@ -169,8 +169,11 @@ class Service:
     def _key_of_answer(self, conversation: Conversation, replay: Mapping[int, Replay], message: Message,
                        block: Replay | None, whole: bool) -> bytes:
         """The key of the conversation up to the end of an answer to it, rendered as the next request will be."""
-        at = len(conversation.messages)
-        longer = replace(conversation, messages=(*conversation.messages, message, Message("user", (TextPart(""),))),
+        messages = conversation.messages
+        if conversation.continue_final and messages[-1].role == "assistant":
+            messages, message = messages[:-1], replace(message, parts=(*messages[-1].parts, *message.parts))
+        at = len(messages)
+        longer = replace(conversation, messages=(*messages, message, Message("user", (TextPart(""),))),
                          continue_final=False)
         prompt = self._render(longer, {**replay, at: block} if block else replay)
         segments = prompt.segments[:prompt.ends[at]]

@@ -14,8 +14,8 @@ from ds4mlx.errors import CheckpointError
 from ds4mlx.sessions.explain import Explanation, Origin, Row, explain, first_mismatch
 from ds4mlx.sessions.header import Reason
 from ds4mlx.sessions.lookup import (
-    MIN_REWIND, Decision, Live, Plan, RewindPoint, Source, Stored, Verdict, VisibleKey, Wanted, decide, still_bound,
-    tool_state_gone)
+    MIN_REWIND, VISIBLE, Decision, Live, Plan, RewindPoint, Source, Stored, Verdict, VisibleKey, Wanted, clean_cut,
+    decide, still_bound, tool_state_gone)
 from ds4mlx.sessions.policy import GAIN, SaveRules, crosses, prefill_boundaries
 from ds4mlx.sessions.saving import SaveJob
 from ds4mlx.sessions.store import Candidate, Store
@@ -81,6 +81,7 @@ class Slot:
         self._blocks: dict[ToolBlock, int] = {}     # sampled calls of the history, and a length that holds them
         self._asked_at = 0                          # length at which a continued save was last considered
         self._restored = ""                         # file that the present request went on from
+        self._said_as: Wanted | None = None         # a request that the session holds in other words than its own
 
     # ---- a request begins
 
@@ -95,24 +96,26 @@ class Slot:
             raise tool_state_gone(wish.wanted.results)
         files = {known.name: candidate for known, candidate in stored}
         mismatch = first_mismatch(live.tokens, wish.wanted.ids, decision.common_tokens) if live.tokens else ()
-        plan, rest = self._first_reached(decision, files, wish)
+        plan = self._first_reached(decision, files, wish)
         explanation = explain(_as_it_went(decision, plan), wish.wanted, live, wish.origins)
         self._visible = still_bound(self._visible, plan.tokens) if not plan.replaces_live else ()
         self._asked_at = plan.tokens
         if self._store is not None and not plan.replaces_live:
             self._store.continued(self._number)
-        return Start(plan.source, plan.tokens, rest, explanation, self._restored, rejected, mismatch, self._number)
+        return Start(plan.source, plan.tokens, self._rest(plan, wish), explanation, self._restored, rejected, mismatch,
+                     self._number)
 
-    def _first_reached(self, decision: Decision, files: dict[str, Candidate], wish: Wish) -> tuple[Plan, list[int]]:
-        """The first plan that works out, with the tokens that follow."""
+    def _first_reached(self, decision: Decision, files: dict[str, Candidate], wish: Wish) -> Plan:
+        """The first plan that works out."""
         for plan in decision.plans:
             try:
-                after_key = wish.after_key(plan.key_bytes) if plan.then == "rest" else []
+                if plan.then == "rest":
+                    wish.after_key(plan.key_bytes)
             except ValueError as fault:   # the place lies inside a character of a repeated token
                 log.warning("cannot go on from %s at %d tokens: %s", plan.source, plan.tokens, fault)
                 continue
             if self._reach(plan, files, wish):
-                return plan, self._rest(plan, wish.wanted.ids, after_key)
+                return plan
         raise tool_state_gone(wish.wanted.results)   # a cold start works out always
 
     def _stored(self, key: bytes) -> tuple[list[tuple[Stored, Candidate]], tuple[tuple[str, str], ...]]:
@@ -168,11 +171,15 @@ class Slot:
         self._blocks = dict.fromkeys(restored.head.tool_map, candidate.tokens)
         return True
 
-    def _rest(self, plan: Plan, ids: Sequence[int], after_key: list[int]) -> list[int]:
+    def _rest(self, plan: Plan, wish: Wish) -> list[int]:
+        """The tokens that follow a plan's."""
+        ids, self._said_as = wish.wanted.ids, None
         if plan.then == "results":         # all that the request holds is one user turn, behind its instructions
             return list(ids[ids.index(self._tokenizer.control[USER]):])
-        begins_alike = plan.then == "ids" or plan.stored and list(ids[:plan.tokens]) == list(self.session.tokens)
-        return list(ids[plan.tokens:]) if begins_alike else after_key
+        if plan.then == "ids" or plan.stored and list(ids[:plan.tokens]) == list(self.session.tokens):
+            return list(ids[plan.tokens:])
+        self._said_as = wish.wanted
+        return wish.after_key(plan.key_bytes)
 
     def _forget_after(self, length: int) -> None:
         self._point_keys = {at: key for at, key in self._point_keys.items() if at <= length}
@@ -198,8 +205,18 @@ class Slot:
         first = ids.index(assistant) if assistant in ids else len(ids)
         return next((i for i in range(first - 1, -1, -1) if ids[i] == user), None)
 
-    def mark(self) -> None:
+    def mark(self, left: Sequence[int] | None = None) -> None:
+        """Leave a place to go back to. left: the tokens of the prompt that are still to come, None behind it."""
         self.session.mark()
+        wanted = self._said_as
+        if left is None or wanted is None or wanted.api == "completions":
+            return
+        # What the session says here is not what the client says, so that its own key would not be found.
+        come, length = self._tokenizer.key_bytes_of_ids(left), len(self.session.tokens)
+        at = len(wanted.key) - len(come)
+        if wanted.key.endswith(come) and clean_cut(wanted.key, at):
+            here = VisibleKey(wanted.key[:at], VISIBLE[wanted.api], length)
+            self._visible = (*(key for key in self._visible if key != here), here)
 
     def crossed(self) -> bool:
         """Whether the session has grown past a place of a continued save since this was last asked."""
@@ -236,7 +253,7 @@ class Slot:
             return False
         try:
             tokens = np.array(self.session.tokens, np.uint32)
-            if why := self._store.why_not_save(reason, tokens):
+            if why := self._store.why_not_save(reason, tokens, [key.key for key in self._visible if key.frontier == n]):
                 log.debug("kv cache skipped tokens=%d because %s", n, why)
                 return False
             return self._store.save(self._job(reason, tokens, blocks), WAIT_S.get(reason, 0.0))

@@ -24,7 +24,7 @@ from ds4mlx.service.slot import Ending, Start
 from ds4mlx.service.trace import RequestTrace
 from ds4mlx.sessions.explain import Origin
 from ds4mlx.sessions.header import Reason
-from ds4mlx.sessions.lookup import Api, Source, VisibleKey, VisibleKind, Wanted
+from ds4mlx.sessions.lookup import VISIBLE, Api, Source, VisibleKey, Wanted
 from ds4mlx.sessions.replay import Replays, ToolMemory, cut_block, new_call_id
 from ds4mlx.sessions.toolmap import ToolBlock
 from ds4mlx.text.keys import after_key
@@ -253,8 +253,7 @@ class Answer:
         reasoning = (Reasoning(said.reasoning),) if said.reasoning.strip() else ()
         shapes = [(*shape, TextPart(said.content), *calls) for shape in dict.fromkeys((reasoning, ()))]
         keys = [self.encoded.key_of_answer(Message("assistant", parts), replay, whole) for parts in shapes]
-        kind: VisibleKind = "responses-visible" if self.turn.api == "responses" else "thinking-visible"
-        return tuple(VisibleKey(key, kind, frontier) for key in dict.fromkeys(keys))
+        return tuple(VisibleKey(key, VISIBLE[self.turn.api], frontier) for key in dict.fromkeys(keys))
 
     def blocks_in(self, tokens: Sequence[int]) -> tuple[ToolBlock, ...]:
         known = [part.id for message in self.turn.conversation.messages for part in message.parts

@@ -37,6 +37,8 @@ DISK_GAIN = 256         # tokens that a saved state must have over a rewound one
 MOST_DISK_TRIES = 3
 TOOL_OUTPUT: dict[Api, Source] = {"chat": "chat-tool-output", "anthropic": "anthropic-tool-output",
                                   "responses": "responses-tool-output"}
+VISIBLE: dict[Api, VisibleKind] = {"chat": "thinking-visible", "anthropic": "thinking-visible",
+                                   "responses": "responses-visible", "completions": "thinking-visible"}
 _LITERAL = re.compile(b"|".join(re.escape(literal.encode()) for literal in CONTROL_LITERALS))
 _LONGEST = max(len(literal.encode()) for literal in CONTROL_LITERALS)
 
@@ -232,7 +234,7 @@ def _visible(match: _Match) -> Plan | Outcome:
 
 def _visible_at(match: _Match, frontier: int) -> Plan | Outcome:
     """A visible key of the request's API, bound to a state of just this length."""
-    kind: VisibleKind = "responses-visible" if match.wanted.api == "responses" else "thinking-visible"
+    kind = VISIBLE[match.wanted.api]
     keys = [key for key in match.live.visible if key.kind == kind]
     bound = [key.key for key in keys if key.frontier == frontier and frontier > 0]
     if not bound:
@@ -242,7 +244,7 @@ def _visible_at(match: _Match, frontier: int) -> Plan | Outcome:
     if not fitting:
         return "not-a-prefix"
     longest = max(map(len, fitting))
-    if longest == len(wanted):
+    if longest == len(wanted) and frontier == match.frontier:   # an earlier length was the end of just this prompt
         return "nothing-to-add"
     if not clean_cut(wanted, longest):
         return "inside-a-token"

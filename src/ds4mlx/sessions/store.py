@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -278,13 +279,15 @@ class Store:
 
     # ---- saving
 
-    def why_not_save(self, reason: Reason, tokens: np.ndarray) -> str | None:
-        """None when a state is worth exporting, else why not."""
+    def why_not_save(self, reason: Reason, tokens: np.ndarray, keys: Sequence[bytes] = ()) -> str | None:
+        """None when a state is worth exporting, else why not. keys: those that the state has to be found by, each."""
         with self._mutex:
             if not self._refreshed():
                 return "the cache cannot be read"
-            covering = self._index.covering(tokens)
-        return why_not_save(self.options.rules, reason, len(tokens), covering[-1].head.tokens if covering else 0)
+            covering = {record.name: record.head.tokens for record in self._index.covering(tokens)}
+            findable = [{match.record.name for match in self._index.matches(key)} for key in keys] or [set(covering)]
+        covered = min(max((covering[name] for name in found & covering.keys()), default=0) for found in findable)
+        return why_not_save(self.options.rules, reason, len(tokens), covered)
 
     def missing_spans(self, tokens: np.ndarray) -> list[int]:
         """Spans whose rows have to be exported for a save."""
