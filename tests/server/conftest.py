@@ -113,3 +113,11 @@ def server(start_server):
     shared = start_server()
     yield shared
     stop(shared)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def installation(tmp_path_factory):
+    """A state directory of the tests' own: servers make the key for sealed reasoning there."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DS4MLX_HOME", str(tmp_path_factory.mktemp("home")))
+        yield

@@ -4,8 +4,8 @@ import stat
 
 import pytest
 
-from ds4mlx.server import sealing
-from ds4mlx.server.sealing import Sealer, sealer
+from ds4mlx.server import sealed as module
+from ds4mlx.server.sealed import Sealer, seal, unseal
 
 
 @pytest.fixture
@@ -37,21 +37,21 @@ def test_damage_anywhere_makes_a_value_count_as_absent():
 
 
 def test_the_key_is_private_and_outlives_the_process(home):
-    sealed = sealer().seal("plan")
-    path = home / sealing.KEY_FILE
+    sealed = seal("plan")
+    path = home / module.KEY_FILE
     assert stat.S_IMODE(path.stat().st_mode) == 0o600 and os.listdir(home) == [path.name]
-    sealing._sealer.cache_clear()
-    assert sealer().open(sealed) == "plan"
+    module._sealer.cache_clear()
+    assert unseal(sealed) == "plan"
 
 
 def test_without_a_place_for_the_key_the_process_has_one_of_its_own(home, caplog):
     home.write_text("a file where the directory should be")
-    assert sealer().open(sealer().seal("plan")) == "plan"
+    assert unseal(seal("plan")) == "plan"
     assert "after a restart" in caplog.text
 
 
 def test_a_damaged_key_file_is_reported_and_left_alone(home, caplog):
     home.mkdir()
-    (home / sealing.KEY_FILE).write_bytes(b"short")
-    assert sealer().open(sealer().seal("plan")) == "plan"
-    assert "5 bytes" in caplog.text and (home / sealing.KEY_FILE).read_bytes() == b"short"
+    (home / module.KEY_FILE).write_bytes(b"short")
+    assert unseal(seal("plan")) == "plan"
+    assert "5 bytes" in caplog.text and (home / module.KEY_FILE).read_bytes() == b"short"

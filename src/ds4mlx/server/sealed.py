@@ -44,6 +44,16 @@ class Sealer:
         return hmac.new(self._key, packed.encode(), hashlib.sha256).hexdigest()[:CODE_DIGITS]
 
 
+def seal(text: str) -> str:
+    """Reasoning as this installation seals it."""
+    return sealer().seal(text)
+
+
+def unseal(sealed: str) -> str | None:
+    """The reasoning in a value that this installation sealed; None for any other. Raises nothing."""
+    return sealer().open(sealed)
+
+
 def sealer() -> Sealer:
     """The installation's, by a key in `state_dir()` that is made when first needed."""
     try:
