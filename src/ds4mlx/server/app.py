@@ -83,10 +83,12 @@ class Gate:
                       "".join(traceback.format_tb(broken.__traceback__)))
             fault = BadRequest("internal error; see the server's log", code="internal_error", status=500)
         if fault is not None and not reply.started:
-            await error_response(path, fault)(scope, body, reply)
+            await error_response(path, fault, scope["state"]["request_id"])(scope, body, reply)
 
     def _extra_headers(self, scope: Scope) -> dict[str, str]:
         headers = {"x-request-id": "req_" + secrets.token_hex(12)}
+        if scope["path"].startswith("/v1/messages"):  # where Anthropic's clients look for it
+            headers["request-id"] = headers["x-request-id"]
         if self.settings.cors:
             # A browser does not take "*" as covering Authorization, so what it asks for is echoed.
             asked = Headers(scope=scope).get("access-control-request-headers", "*")
@@ -172,14 +174,15 @@ async def _http_error(request: Request, error: HTTPException) -> Response:
         allowed = (error.headers or {}).get("Allow", "")
         fault = BadRequest(f"{request.method} is not possible on {path}, need {allowed}", code="method_not_allowed",
                            status=405)
-        response = error_response(path, fault)
+        response = error_response(path, fault, request.state.request_id)
         response.headers["allow"] = allowed
         return response
     if path.startswith("/v1/v1/"):
         hint = "the base URL ends in /v1 and the client adds another; drop one /v1"
     else:
         hint = "known are " + ", ".join(sorted({f"{route.path}" for route in ROUTES}))
-    return error_response(path, BadRequest(f"nothing at {path}; {hint}", code="not_found", status=404))
+    fault = BadRequest(f"nothing at {path}; {hint}", code="not_found", status=404)
+    return error_response(path, fault, request.state.request_id)
 
 
 def _guard_size(scope: Scope) -> None:

@@ -121,8 +121,9 @@ def _switches(body: Fields) -> Iterator[bool]:
 def _efforts(body: Fields) -> Iterator[str | int | float]:
     template = body.object("chat_template_kwargs") or Fields({}, "chat_template_kwargs")
     reasoning = body.object("reasoning") or Fields({}, "reasoning")
+    output = body.object("output_config") or Fields({}, "output_config")
     for place, member in ((body, "reasoning_effort"), (template, "reasoning_effort"), (reasoning, "effort"),
-                          (body, "think_level")):
+                          (output, "effort"), (body, "think_level")):
         value: Json = place.get(member)
         if value is None:
             continue

@@ -100,6 +100,11 @@ class Service:
 
         return self.complete(turn, await asyncio.get_running_loop().run_in_executor(self._pool, encode))
 
+    async def count(self, turn: Turn) -> int:
+        """Tokens of the turn's prompt, as `run` would compute them; nothing waits for the engine. Raises BadRequest."""
+        _, prompt = await asyncio.get_running_loop().run_in_executor(self._pool, self._encode, turn)
+        return len(prompt.wanted.ids)
+
     def _submit(self, turn: Turn, prompt: EncodedPrompt, lowered: Effort | None = None) -> Answer:
         self._check_bias(turn)
         self._check_length(len(prompt.wanted.ids), turn)
