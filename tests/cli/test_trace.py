@@ -68,7 +68,7 @@ def test_the_body_is_in_the_trace_as_it_came(jsonl):
 
 def test_each_request_is_explained_in_a_table_and_in_words(ds4mlx, jsonl):
     lines = ds4mlx("trace", jsonl).out.splitlines()
-    assert lines[0].startswith(f"2 requests in {jsonl}: ") and lines[2].split()[3] == "none"
+    assert lines[0].startswith(f"2 requests in {jsonl}: ") and lines[2].split()[2] == "none"
     assert lines[5].startswith("1: none of ") and "no state is live" in lines[5]
     assert "the live state went back to that length; the prompt parts from the live state at token" in lines[6]
     assert "its text in messages[1] at byte" in lines[6]

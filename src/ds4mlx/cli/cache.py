@@ -133,8 +133,8 @@ def _ls(args: Namespace) -> int:
 
 
 def _listing(found: "Survey", path: Path, budget: int, now: float) -> Iterator[Table]:
-    yield Table(f"States in {path}, the one used last first", [
-        "state", "key", "reason", "tokens", "hits", "used", "size", "segments", "shared", "model", "evicted"],
+    yield Table(f"States in {path}, the one used last first. segs: segments (of them, shared); turn: to be evicted", [
+        "state", "key", "reason", "tokens", "hits", "used", "size", "segs", "turn"],
         [_row(state, now) for state in found.states])
     kinds = (("segments", found.segments), ("aliases", found.aliases), ("quarantined", found.quarantined),
              ("of other versions", found.foreign), ("being written", found.unfinished))
@@ -143,11 +143,9 @@ def _listing(found: "Survey", path: Path, budget: int, now: float) -> Iterator[T
 
 
 def _row(state: "State", now: float) -> list[str]:
-    turn = "never" if state.evicted_after is None else "next" if state.evicted_after == 0 else \
-        f"after {state.evicted_after}"
-    return [state.name[:SHORT], state.key_kind, state.reason, f"{state.tokens:,}", str(state.hits),
-            elapsed(now - state.last_used), size(state.size_bytes), str(state.segments), str(state.shared_segments),
-            f"{state.base_fp[:SHORT]} q{state.quant_bits}", turn]
+    turn = "never" if state.evicted_after is None else f"{state.evicted_after + 1}."
+    return [state.name[:SHORT], state.key_kind.partition("-")[0], state.reason, f"{state.tokens:,}", str(state.hits),
+            elapsed(now - state.last_used), size(state.size_bytes), f"{state.segments} ({state.shared_segments})", turn]
 
 
 # ---- show

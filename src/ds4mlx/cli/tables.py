@@ -39,7 +39,7 @@ def print_rich(tables: Iterable[Table]) -> None:
     for title, head, rows in tables:
         table = Rich(title=Text(title), title_justify="left", box=box.SIMPLE)
         for i, label in enumerate(head):
-            table.add_column(Text(label), justify="right" if i else "left")
+            table.add_column(Text(label), justify="right" if i else "left", no_wrap=not i)
         for row in rows:
             table.add_row(*map(Text, row))
         console.print(table)

@@ -4,7 +4,6 @@ Reads what `serve --trace FILE --trace-format jsonl` wrote, from a server that m
 only the tokens around the first mismatch are shown.
 """
 import json
-import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -218,14 +217,12 @@ def words(request: Reused) -> str:
 
 
 def _overview(requests: list[Reused], file: str) -> Table:
-    rows = [[str(r.request), time.strftime("%H:%M:%S", time.localtime(r.time)), r.api, r.source or "-",
-             f"{r.prompt:,}", f"{r.reused:,}", f"{r.computed:,}", f"{100 * r.reused / max(r.prompt, 1):.0f} %",
-             f"{r.live:,}", f"{r.common:,}", r.finish or "-"] for r in requests]
+    rows = [[str(r.request), r.api, r.source or "-", f"{r.prompt:,}", f"{r.reused:,}", f"{r.computed:,}",
+             f"{r.live:,}", f"{r.common:,}"] for r in requests]
     prompt, reused = sum(r.prompt for r in requests), sum(r.reused for r in requests)
     title = (f"{len(requests)} requests in {file}: {reused:,} of {prompt:,} prompt tokens were there, "
              f"{prompt - reused:,} computed")
-    return Table(title, ["request", "time", "api", "source", "prompt", "reused", "computed", "there", "live", "common",
-                         "finish"], rows)
+    return Table(title, ["no", "api", "source", "prompt", "reused", "computed", "live", "common"], rows)
 
 
 def _mismatch(request: Reused) -> Table:
