@@ -18,14 +18,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ds4mlx.config import Settings
 from ds4mlx.errors import BadRequest
-from ds4mlx.server import admin, openai_chat, openai_completions
+from ds4mlx.server import admin, anthropic, openai_chat, openai_completions
 from ds4mlx.server.errors import error_response
 from ds4mlx.service.scheduler import refusal
 from ds4mlx.service.service import Service
 
 log = logging.getLogger(__name__)
 
-ROUTES = [*openai_chat.routes, *openai_completions.routes, *admin.routes]
+ROUTES = [*openai_chat.routes, *openai_completions.routes, *anthropic.routes, *admin.routes]
 DISCARD_S = 1.0
 SILENCE_S = 9.0  # within a body; less than the server gives open connections when it stops
 MAX_HEADER_BYTES = 64 << 10
