@@ -61,6 +61,7 @@ class Settings:
     cors: bool = False
     allow_host: tuple[str, ...] = ()
     api_key: str | None = field(default=None, repr=False)
+    protect_metrics: bool = False               # GET /metrics needs the key as well
     access_log: bool = False
     served_model_name: tuple[str, ...] = ()
     strict_model: bool = False

@@ -37,6 +37,7 @@ def _add_network_flags(group: ArgumentParser) -> None:
     group.add_argument("--cors", action="store_true", default=None, help="let web pages of any origin call the API")
     group.add_argument("--allow-host", metavar="H", action="append", help="further Host name to accept; repeatable")
     group.add_argument("--api-key", metavar="K", help="require this key as bearer token or x-api-key")
+    group.add_argument("--protect-metrics", action="store_true", default=None, help="require the key for /metrics too")
     group.add_argument("--access-log", action="store_true", default=None, help="log every HTTP request")
     group.add_argument("--max-body-mb", metavar="N", help="largest request body in MiB (64)")
     group.add_argument("--sse-keepalive-seconds", metavar="F",

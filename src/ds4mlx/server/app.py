@@ -18,18 +18,19 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ds4mlx.config import Settings
 from ds4mlx.errors import BadRequest
-from ds4mlx.server import admin, anthropic, openai_chat, openai_completions
+from ds4mlx.server import admin, anthropic, openai_chat, openai_completions, statistics
 from ds4mlx.server.errors import error_response
 from ds4mlx.service.scheduler import refusal
 from ds4mlx.service.service import Service
 
 log = logging.getLogger(__name__)
 
-ROUTES = [*openai_chat.routes, *openai_completions.routes, *anthropic.routes, *admin.routes]
+ROUTES = [*openai_chat.routes, *openai_completions.routes, *anthropic.routes, *admin.routes, *statistics.routes]
 DISCARD_S = 1.0
 SILENCE_S = 9.0  # within a body; less than the server gives open connections when it stops
 MAX_HEADER_BYTES = 64 << 10
 OPEN_PATHS = frozenset({"/", "/health", "/healthz", "/v1/health"})
+METRICS = "/metrics"  # open unless protected: a scraper has no key
 CORS_HEADERS = {"access-control-allow-origin": "*", "access-control-allow-methods": "GET, POST, DELETE, OPTIONS",
                 "access-control-expose-headers": "x-request-id, x-ds4mlx-cache-source"}
 
@@ -52,6 +53,7 @@ class Gate:
     def __init__(self, app: ASGIApp, settings: Settings, service: Service) -> None:
         self.app, self.settings, self.service = app, settings, service
         self.guards_host = is_loopback(settings.host)
+        self.open_paths = OPEN_PATHS | (frozenset() if settings.protect_metrics else {METRICS})
         self.known_hosts = {"localhost", *map(str.lower, settings.allow_host)}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -70,7 +72,7 @@ class Gate:
                 await Response(status_code=204)(scope, body, reply)
                 return
             self._guard_key(scope)
-            if path not in OPEN_PATHS and self.service.health.state == "loading":
+            if path not in OPEN_PATHS | {METRICS} and self.service.health.state == "loading":
                 raise refusal("loading")
             await self.app(scope, body, reply)
         except BadRequest as refused:
@@ -83,6 +85,7 @@ class Gate:
                       "".join(traceback.format_tb(broken.__traceback__)))
             fault = BadRequest("internal error; see the server's log", code="internal_error", status=500)
         if fault is not None and not reply.started:
+            self.service.metrics.refused(fault.status)
             await error_response(path, fault, scope["state"]["request_id"])(scope, body, reply)
 
     def _extra_headers(self, scope: Scope) -> dict[str, str]:
@@ -104,7 +107,7 @@ class Gate:
 
     def _guard_key(self, scope: Scope) -> None:
         key, path = self.settings.api_key, scope["path"]
-        if key is None or path in OPEN_PATHS:
+        if key is None or path in self.open_paths:
             return
         headers = Headers(scope=scope)
         given = headers.get("x-api-key") or headers.get("authorization", "").removeprefix("Bearer ")

@@ -67,7 +67,7 @@ routes = [Route("/v1/completions", completions, methods=["POST"])]
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A request. The prompt is in the turn's conversation, unless it is to be gone on with: as `ids` or as `raw` text."""
+    """A request. Its prompt is in the turn's conversation, or to be gone on with: as `ids` or as `raw` text."""
     turn: Turn
     model: str
     stream: bool

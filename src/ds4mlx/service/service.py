@@ -23,6 +23,7 @@ from ds4mlx.engine.protocol import Engine, ModelInfo
 from ds4mlx.errors import BadRequest
 from ds4mlx.gguf.reader import GGUF
 from ds4mlx.service.mailbox import Mailbox
+from ds4mlx.service.metrics import Metrics
 from ds4mlx.service.scheduler import Scheduler, State
 from ds4mlx.service.trace import RequestTrace, Trace
 from ds4mlx.service.trace_records import Asked
@@ -66,6 +67,7 @@ class Service:
                                    max_queue=settings.max_queue, power=settings.power, open_store=self._open_store)
         self._tool_memory = ToolMemory(0 if settings.disable_exact_dsml_tool_replay else settings.tool_memory_max_ids,
                                        read_calls=self._calls_of, on_disk=self._saved_block)
+        self.metrics = Metrics()
         self._pool = ThreadPoolExecutor(2, thread_name_prefix="render")
         self._warned_of_effort = False
 
@@ -112,7 +114,7 @@ class Service:
         answer = Answer(turn, prompt, min(wanted, self.context - len(prompt.wanted.ids)), tokenizer=self.tokenizer,
                         scheduler=self.scheduler, mailbox=Mailbox(asyncio.get_running_loop()),
                         stall_timeout_s=self.settings.send_stall_timeout, tool_memory=self._tool_memory,
-                        lowered_effort=lowered, trace=self._traced(turn, prompt, wanted))
+                        metrics=self.metrics, lowered_effort=lowered, trace=self._traced(turn, prompt, wanted))
         self.scheduler.submit(answer)
         return answer
 

@@ -11,14 +11,15 @@ from dataclasses import dataclass, replace
 
 from ds4mlx.chat.dialects.prompt import Replay
 from ds4mlx.chat.events import (
-    Event, Finish, Progress, TextDelta, TokenLogprob, ToolBlockStart, ToolCallEnd, ToolCallStart, Usage, gather)
+    Event, Finish, Progress, Recovered, TextDelta, TokenLogprob, ToolBlockStart, ToolCallEnd, ToolCallStart, Usage,
+    gather)
 from ds4mlx.chat.messages import Conversation, Effort, Message, Reasoning, TextPart, ToolCall
 from ds4mlx.chat.stream import AnswerStream
 from ds4mlx.chat.syntax.base import Region
 from ds4mlx.engine.protocol import Sampling, Step
 from ds4mlx.errors import BadRequest, Cancelled, Ds4Error, DoesNotFit
 from ds4mlx.service.mailbox import Mailbox
-from ds4mlx.service.metrics import Timings
+from ds4mlx.service.metrics import Ended, Metrics, Timings
 from ds4mlx.service.scheduler import Scheduler, refusal
 from ds4mlx.service.slot import Ending, Start
 from ds4mlx.service.trace import RequestTrace
@@ -85,7 +86,8 @@ class Answer:
 
     def __init__(self, turn: Turn, prompt: EncodedPrompt, max_tokens: int, *, tokenizer: Tokenizer,
                  scheduler: Scheduler, mailbox: Mailbox, stall_timeout_s: float, tool_memory: ToolMemory,
-                 lowered_effort: Effort | None = None, trace: RequestTrace | None = None) -> None:
+                 lowered_effort: Effort | None = None, trace: RequestTrace | None = None,
+                 metrics: Metrics | None = None) -> None:
         self.turn, self.max_tokens, self.encoded = turn, max_tokens, prompt
         self.wanted, self.origins, self.thinking = prompt.wanted, prompt.origins, prompt.thinking
         self.header_tokens, self.prompt_tokens = prompt.header_tokens, len(prompt.wanted.ids)
@@ -93,7 +95,8 @@ class Answer:
         self.source: Source = "none"
         self.cached_tokens = 0
         self.cache_line = ""                  # what was reused, and why no more
-        self._tool_memory, self._trace = tool_memory, trace
+        self._tool_memory, self._trace, self._metrics = tool_memory, trace, metrics
+        self._reached = 0                     # tokens of the prompt that are in the session
         self._sampled: list[tuple[int, bytes | Control]] = []   # behind the reasoning
         self._said: list[Event] = []
         self._call_ids: list[str] = []
@@ -163,6 +166,7 @@ class Answer:
         self.prefilled(start.reused)
 
     def prefilled(self, tokens: int) -> None:
+        self._reached = tokens
         self._timings.prefilled = time.monotonic()
         self._mailbox.put([Progress(tokens, self.prompt_tokens)])
 
@@ -204,6 +208,8 @@ class Answer:
         usage = Usage(self.prompt_tokens, self.cached_tokens, self._completion_tokens, self._reasoning_tokens)
         last, end = self._ending(usage) if fault is None else ([], _end_by_fault(fault, usage))
         self._log(end)
+        if self._metrics:
+            self._metrics.ended(self._counted(end))
         if self._trace:
             self._trace.finishes(end, self._said, self._timings)
         self._mailbox.put([*last, end], last=True)
@@ -291,6 +297,12 @@ class Answer:
                 self._held_logprobs = []
             result.append(event)
         return result
+
+    def _counted(self, end: Finish) -> Ended:
+        recovered = sum(isinstance(event, Recovered) for event in self._said)
+        source = self.source if self._timings.started is not None else None
+        return Ended(self.turn.api, end.reason, end.usage, self._timings, source,
+                     max(0, self._reached - end.usage.cached_tokens), self.encoded.replays, recovered)
 
     def _log(self, end: Finish) -> None:
         """Numbers only: neither prompts nor answers belong in a log."""
