@@ -30,7 +30,7 @@ from ds4mlx.service.trace_records import Asked
 from ds4mlx.service.turn import Answer, EncodedPrompt, Turn
 from ds4mlx.sessions.explain import Origin
 from ds4mlx.sessions.identity import Identity
-from ds4mlx.sessions.lookup import TrailingResults, Wanted
+from ds4mlx.sessions.lookup import Api, TrailingResults, Wanted
 from ds4mlx.sessions.policy import SaveRules
 from ds4mlx.sessions.replay import Call, ToolMemory
 from ds4mlx.sessions.store import Store, StoreOptions
@@ -161,7 +161,7 @@ class Service:
         ends = [0, *key_ends(self.tokenizer, prompt.segments)]
         origins = tuple(Origin(f"messages[{i}]", ends[end]) for i, end in enumerate(prompt.ends))
         wanted = Wanted(ids + header, self.tokenizer.key_bytes(prompt.segments), turn.api,
-                        _trailing_results(conversation, origins))
+                        _trailing_results(conversation, origins, turn.api))
 
         def key_of_answer(message: Message, block: Replay | None, whole: bool) -> bytes:
             return self._key_of_answer(conversation, replay, message, block, whole)
@@ -270,8 +270,11 @@ def _asked(turn: Turn, prompt: EncodedPrompt, max_tokens: int, began: float, mod
         prompt=rendered_text(prompt.segments))
 
 
-def _trailing_results(conversation: Conversation, origins: Sequence[Origin]) -> TrailingResults | None:
-    """The tool results that a request ends with, and where the turn ends that made their calls."""
+def _trailing_results(conversation: Conversation, origins: Sequence[Origin], api: Api) -> TrailingResults | None:
+    """The tool results that a request ends with, and where the turn ends that made their calls.
+
+    Clients of the Responses API may send them alone, to go on from the state that waits for them.
+    """
     messages = conversation.messages
     results: set[str] = set()
     for i in range(len(messages) - 1, -1, -1):
@@ -280,7 +283,8 @@ def _trailing_results(conversation: Conversation, origins: Sequence[Origin]) -> 
             made = {part.id for part in messages[i].parts if isinstance(part, ToolCall)}
             return TrailingResults(frozenset(results), origins[i].end) if results and results <= made else None
         results |= found
-    return None
+    said = {type(part) for message in messages if message.role != "system" for part in message.parts}
+    return TrailingResults(frozenset(results), alone=True) if api == "responses" and said == {ToolResult} else None
 
 
 def wanted_effort(conversation: Conversation, settings: Settings, profile: EffortProfile) -> Effort:

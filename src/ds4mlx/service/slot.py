@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 
 from ds4mlx.engine.protocol import SPAN_TOKENS, Engine, Session
-from ds4mlx.errors import CheckpointError
+from ds4mlx.errors import BadRequest, CheckpointError
 from ds4mlx.sessions.explain import Explanation, Origin, Row, explain, first_mismatch
 from ds4mlx.sessions.header import Reason
 from ds4mlx.sessions.lookup import (
@@ -72,7 +72,7 @@ class Slot:
                  rules: SaveRules, chunk: int, number: int = 0) -> None:
         self.session: Session = engine.open(context)
         self._tokenizer, self._store, self._rules, self._chunk, self._number = tokenizer, store, rules, chunk, number
-        self._engine = engine
+        self._engine, self._context = engine, context
         self._key = GrowingKey(tokenizer)
         self._point_keys: dict[int, int] = {}       # key bytes of the lengths that can be gone back to
         self._visible: tuple[VisibleKey, ...] = ()
@@ -175,11 +175,24 @@ class Slot:
         """The tokens that follow a plan's."""
         ids, self._said_as = wish.wanted.ids, None
         if plan.then == "results":         # all that the request holds is one user turn, behind its instructions
-            return list(ids[ids.index(self._tokenizer.control[USER]):])
+            return self._live_tail(ids)
         if plan.then == "ids" or plan.stored and list(ids[:plan.tokens]) == list(self.session.tokens):
             return list(ids[plan.tokens:])
         self._said_as = wish.wanted
         return wish.after_key(plan.key_bytes)
+
+    def _live_tail(self, ids: Sequence[int]) -> list[int]:
+        """What follows a state that waits for results, for a request of nothing else. Raises BadRequest when both
+        together are too long, which nobody could know before the state was found."""
+        tokens = self.session.tokens
+        ended = [] if tokens[-1] == self._tokenizer.eos else [self._tokenizer.eos]
+        tail = ended + list(ids[ids.index(self._tokenizer.control[USER]):])
+        if (total := len(tokens) + len(tail)) >= self._context:
+            raise BadRequest(f"prompt is {total} tokens with what came before, context size is {self._context} tokens: "
+                             f"this server's maximum context length is {self._context} tokens; begin a shorter "
+                             "conversation", param="input", code="context_length_exceeded",
+                             details={"n_prompt_tokens": total, "n_ctx": self._context})
+        return tail
 
     def _forget_after(self, length: int) -> None:
         self._point_keys = {at: key for at, key in self._point_keys.items() if at <= length}

@@ -253,7 +253,12 @@ class Answer:
         return Replay(lead, ids, text)
 
     def _visible(self, replay: Replay | None, whole: bool, frontier: int) -> tuple[VisibleKey, ...]:
-        """Keys of this answer as clients send it back: with its reasoning, and without."""
+        """Keys of this answer as clients send it back: with its reasoning, and without.
+
+        None for an answer to results alone: what stands before them is not in the request.
+        """
+        if self.wanted.results is not None and self.wanted.results.alone:
+            return ()
         said = gather(self._said)
         calls = tuple(ToolCall(id, *call) for id, call in zip(said.call_ids, said.calls))
         reasoning = (Reasoning(said.reasoning),) if said.reasoning.strip() else ()
