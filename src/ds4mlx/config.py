@@ -71,6 +71,9 @@ class Settings:
     send_stall_timeout: float = 30.0
     drain_seconds: float = 30.0
     reasoning_field: Literal["content", "both"] = "content"
+    responses_store: int = 256                  # that a request may refer to by id; 0: none
+    always_seal: bool = False                   # reasoning, for clients that do not ask for it
+    raw_reasoning_events: bool = False
     trace: Path | None = None                   # conversations in full, and why what of them was computed again
     trace_format: Literal["text", "jsonl"] = "text"
     trace_max_mb: int = 0                       # 0: any size
@@ -101,7 +104,7 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "drain_seconds": (0, 86400), "kv_disk_space_mb": (1, 1 << 30), "kv_cache_min_tokens": (1, 1 << 24),
     "kv_cache_cold_max_tokens": (0, 1 << 24), "kv_cache_continued_interval_tokens": (0, 1 << 24),
     "kv_cache_boundary_trim_tokens": (0, 1 << 20), "kv_cache_boundary_align_tokens": (0, 1 << 20),
-    "tool_memory_max_ids": (1, 1 << 24), "trace_max_mb": (0, 1 << 20),
+    "tool_memory_max_ids": (1, 1 << 24), "responses_store": (0, 1 << 20), "trace_max_mb": (0, 1 << 20),
 }
 TRUE, FALSE = ("1", "on", "true", "yes"), ("0", "off", "false", "no")
 

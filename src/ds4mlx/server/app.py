@@ -18,14 +18,16 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ds4mlx.config import Settings
 from ds4mlx.errors import BadRequest
-from ds4mlx.server import admin, anthropic, openai_chat, openai_completions, statistics
+from ds4mlx.server import admin, anthropic, openai_chat, openai_completions, openai_responses, statistics
 from ds4mlx.server.errors import error_response
+from ds4mlx.server.responses_store import ResponseStore
 from ds4mlx.service.scheduler import refusal
 from ds4mlx.service.service import Service
 
 log = logging.getLogger(__name__)
 
-ROUTES = [*openai_chat.routes, *openai_completions.routes, *anthropic.routes, *admin.routes, *statistics.routes]
+ROUTES = [*openai_chat.routes, *openai_completions.routes, *openai_responses.routes, *anthropic.routes, *admin.routes,
+          *statistics.routes]
 DISCARD_S = 1.0
 SILENCE_S = 9.0  # within a body; less than the server gives open connections when it stops
 MAX_HEADER_BYTES = 64 << 10
@@ -41,6 +43,7 @@ def create_app(service: Service, settings: Settings) -> Starlette:
                     exception_handlers={HTTPException: _http_error})
     app.router.redirect_slashes = False
     app.state.service, app.state.began = service, time.monotonic()
+    app.state.responses = ResponseStore(settings.responses_store)
     return app
 
 

@@ -1,0 +1,286 @@
+"""What a client of POST /v1/responses receives: the life cycle of its events, and the same response whole."""
+import json
+import re
+
+import openai
+import pytest
+
+from ds4mlx.chat.events import ToolArgsDelta, ToolCallEnd, ToolCallStart
+from ds4mlx.chat.messages import Tool
+from ds4mlx.server.responses_events import Asked, ResponseWriter
+from ds4mlx.server.responses_tools import WireTool, WireTools
+
+FUNCTIONS = [{"type": "function", "name": name, "parameters": {"type": "object", "properties": {}}, "strict": False}
+             for name in ("bash", "read")]
+PATCH = {"type": "custom", "name": "patch", "description": "Edits files.",
+         "format": {"type": "grammar", "syntax": "lark", "definition": "start: /.+/"}}
+SEARCH = {"type": "tool_search", "execution": "client", "description": "Finds tools."}
+SPACE = {"type": "namespace", "name": "mcp__files__", "tools": [{"type": "function", "name": "list"}]}
+
+
+def call(name, **arguments):
+    parameters = "".join(f'<｜DSML｜parameter name="{key}" string="true">{value}</｜DSML｜parameter>\n'
+                         for key, value in arguments.items())
+    return f'<｜DSML｜invoke name="{name}">\n{parameters}</｜DSML｜invoke>\n'
+
+
+def block(*calls):
+    return "\n\n<｜DSML｜tool_calls>\n" + "".join(calls) + "</｜DSML｜tool_calls>"
+
+
+OFF = {"reasoning": {"effort": "none"}}
+SUMMARY, SEALED = {"reasoning": {"summary": "auto"}}, {"include": ["reasoning.encrypted_content"]}
+THOUGHT = "Let me see.</think>"
+
+# name -> (the model's text, fields of the request)
+CASES = {
+    "text": ("Hello, 世界.", OFF),
+    "reasoning": (THOUGHT + "Done.", SUMMARY),
+    "sealed": (THOUGHT + "Done.", SEALED),
+    "summary and sealed": (THOUGHT + "Done.", {**SUMMARY, **SEALED}),
+    "hidden reasoning": (THOUGHT + "Done.", {}),
+    "unclosed reasoning": ("Hm", {**SUMMARY, "max_output_tokens": 2}),
+    "tool": ("I look." + block(call("bash", command='echo "ä" <b>\n')), {"tools": FUNCTIONS, **OFF}),
+    "parallel tools": (THOUGHT + block(call("bash", command="ls"), call("read", path="a")),
+                       {"tools": FUNCTIONS, **SUMMARY, **SEALED}),
+    "namespace": (block(call("list", path="a")), {"tools": [SPACE], **OFF}),
+    "custom tool": (block(call("patch", input='*** Begin\n+"a" \\u\t🦙\n')), {"tools": [PATCH], **OFF}),
+    "tool search": (block(call("tool_search", query="files")), {"tools": [SEARCH], **OFF}),
+    "length": ("Hello", {"max_output_tokens": 3, **OFF}),
+    "length in a call": (block(call("bash", command="ls")), {"tools": FUNCTIONS, "max_output_tokens": 45, **OFF}),
+    "stop string": ("one STOP two", {"stop": ["STOP"], **OFF}),
+    "empty": ("", OFF),
+}
+
+
+def body(content="Hi", **fields):
+    return {"input": content, **fields}
+
+
+def stream(server, content="Hi", **fields):
+    """The events of a stream as (type, data)."""
+    with server.client.stream("POST", "/v1/responses", json=body(content, stream=True, **fields)) as answer:
+        assert answer.status_code == 200, answer.read()
+        text = answer.read().decode()
+    return parsed(text)
+
+
+def parsed(text):
+    frames = [frame.split("\n") for frame in text.split("\n\n")[:-1]]
+    events = [(head.removeprefix("event: "), json.loads(data.removeprefix("data: "))) for head, data in frames]
+    assert all(kind == data["type"] for kind, data in events)
+    return events
+
+
+def whole(server, content="Hi", **fields):
+    answer = server.post("/v1/responses", json=body(content, **fields))
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def assembled(events):
+    """The items that the pieces of a stream add up to, without those that come whole."""
+    items = {}
+    for kind, data in events:
+        item = items.get(data.get("output_index"))
+        match kind:
+            case "response.output_item.added":
+                items[data["output_index"]] = json.loads(json.dumps(data["item"]))
+            case "response.content_part.added":
+                item["content"].append(dict(data["part"]))
+            case "response.output_text.delta":
+                item["content"][data["content_index"]]["text"] += data["delta"]
+            case "response.reasoning_summary_part.added":
+                item["summary"].append(dict(data["part"]))
+            case "response.reasoning_summary_text.delta":
+                item["summary"][data["summary_index"]]["text"] += data["delta"]
+            case "response.function_call_arguments.delta":
+                item["arguments"] += data["delta"]
+            case "response.custom_tool_call_input.delta":
+                item["input"] += data["delta"]
+            case "response.output_item.done":
+                assert item["id"] == data["item"]["id"]
+                item["status"] = data["item"]["status"]
+                for late in ("encrypted_content", *(("arguments",) if item["type"] == "tool_search_call" else ())):
+                    if late in data["item"]:
+                        item[late] = data["item"][late]
+    return [items[index] for index in sorted(items)]
+
+
+def nameless(value):
+    """Without what differs from one answer to the next: ids, times, and what the cache had."""
+    text = re.sub(r'"(resp|msg|rs|fc|ctc|tsc|call)_[0-9a-f]+"', r'"\1_"', json.dumps(value, ensure_ascii=False))
+    value = json.loads(re.sub(r'"(created_at|completed_at)": \d+', r'"\1": 0', text))
+    if value.get("usage"):
+        value["usage"].pop("input_tokens_details")
+    return value
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_stream_ends_with_the_response_that_its_pieces_add_up_to(serve, name):
+    answer, fields = CASES[name]
+    server = serve(answer)
+    events = stream(server, **fields)
+    last = events[-1][1]["response"]
+    assert assembled(events) == last["output"]
+    assert nameless(last) == nameless(whole(server, **fields))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_events_are_numbered_from_zero_and_name_their_items(serve, name):
+    answer, fields = CASES[name]
+    events = stream(serve(answer), **fields)
+    assert [data["sequence_number"] for _, data in events] == list(range(len(events)))
+    ids = {data["output_index"]: data["item"]["id"] for kind, data in events if kind == "response.output_item.added"}
+    assert all(data["item_id"] == ids[data["output_index"]] for _, data in events if "item_id" in data)
+    assert list(ids) == list(range(len(ids)))
+
+
+ITEM, TEXT = "response.output_item.", "response.output_text."
+PART, SUMMED = "response.content_part.", "response.reasoning_summary_"
+LIFE = {
+    "text": [ITEM + "added", PART + "added", TEXT + "delta", TEXT + "done", PART + "done", ITEM + "done"],
+    "reasoning": [ITEM + "added", SUMMED + "part.added", SUMMED + "text.delta", SUMMED + "text.done",
+                  SUMMED + "part.done", ITEM + "done"],
+    "sealed": [ITEM + "added", ITEM + "done"],
+    "call": [ITEM + "added", "response.function_call_arguments.delta", "response.function_call_arguments.done",
+             ITEM + "done"],
+    "custom": [ITEM + "added", "response.custom_tool_call_input.delta", "response.custom_tool_call_input.done",
+               ITEM + "done"],
+}
+LIVES = {"text": ["text"], "reasoning": ["reasoning", "text"], "sealed": ["sealed", "text"], "empty": [],
+         "hidden reasoning": ["text"], "tool": ["text", "call"], "parallel tools": ["reasoning", "call", "call"],
+         "custom tool": ["custom"], "tool search": ["sealed"], "length": ["text"], "unclosed reasoning": ["reasoning"]}
+
+
+@pytest.mark.parametrize("name", LIVES)
+def test_every_item_lives_through_its_events_in_order(serve, name):
+    answer, fields = CASES[name]
+    kinds = [kind for kind, _ in stream(serve(answer), **fields)]
+    once = [kind for i, kind in enumerate(kinds) if not kind.endswith("delta") or kinds[i - 1] != kind]
+    assert once[:2] == ["response.created", "response.in_progress"]
+    assert once[2:-1] == [kind for life in LIVES[name] for kind in LIFE[life]]
+
+
+@pytest.mark.parametrize("name, status", [("text", "completed"), ("stop string", "completed"), ("tool", "completed"),
+                                          ("empty", "completed"), ("length", "incomplete"),
+                                          ("length in a call", "incomplete"), ("unclosed reasoning", "incomplete")])
+def test_the_last_event_says_how_the_answer_ended(serve, name, status):
+    answer, fields = CASES[name]
+    kind, data = stream(serve(answer), **fields)[-1]
+    assert (kind, data["response"]["status"]) == (f"response.{status}", status)
+    details = {"reason": "max_output_tokens"} if status == "incomplete" else None
+    assert data["response"]["incomplete_details"] == details
+    assert all(item["status"] == status for item in data["response"]["output"][-1:])
+
+
+def test_a_failure_within_a_stream_is_response_failed_with_what_was_said(serve):
+    steps, server = iter(range(100)), serve()
+    server.stub.before_decode = lambda: _fail() if next(steps) == 3 else None
+    events = stream(server, **OFF)
+    kind, data = events[-1]
+    assert (kind, data["response"]["error"]["code"]) == ("response.failed", "server_error")
+    assert data["response"]["output"] == assembled(events)
+    assert data["response"]["output"][0]["content"][0]["text"] == "Hel"
+
+
+def test_a_failure_before_anything_was_sent_is_a_500(serve):
+    server = serve()
+    server.stub.before_decode = _fail
+    answer = server.post("/v1/responses", json=body())
+    assert answer.status_code == 500 and answer.json()["error"]["code"] == "internal_error"
+
+
+def _fail():
+    raise ArithmeticError("logits are not finite")
+
+
+def test_a_call_carries_its_namespace_beside_its_bare_name(serve):
+    answer, fields = CASES["namespace"]
+    item, = whole(serve(answer), **fields)["output"]
+    assert (item["type"], item["name"], item["namespace"]) == ("function_call", "list", "mcp__files__")
+    assert json.loads(item["arguments"]) == {"path": "a"} and item["call_id"].startswith("call_")
+
+
+def test_a_custom_call_carries_plain_text(serve):
+    answer, fields = CASES["custom tool"]
+    item, = whole(serve(answer), **fields)["output"]
+    assert (item["type"], item["name"], item["input"]) == ("custom_tool_call", "patch", '*** Begin\n+"a" \\u\t🦙\n')
+
+
+@pytest.mark.parametrize("arguments, text", [
+    ('{"input": "a\\n\\u00e4\\ud83e\\udd99\\"\\\\"}', 'a\nä🦙"\\'), ('{"input": ""}', ""), ("{}", "{}"),
+    ('{"input": {"a": 1}}', '{"a": 1}'), ('{"patch": "text"}', "text"), ('{"input": "a", "more": 1}', "a")])
+def test_a_custom_call_is_streamed_in_whatever_pieces_it_comes(arguments, text):
+    for size in range(1, len(arguments) + 1):
+        writer = ResponseWriter(Asked("m", {}, WireTools((WireTool(Tool("patch", {}), "custom", "patch"),))))
+        pieces = [ToolArgsDelta(0, arguments[at:at + size]) for at in range(0, len(arguments), size)]
+        sent = b"".join(map(writer.write, [ToolCallStart(0, "patch", "call_1"), *pieces, ToolCallEnd(0)])).decode()
+        deltas = [data["delta"] for kind, data in parsed(sent) if kind.endswith("input.delta")]
+        assert "".join(deltas) == parsed(sent)[-1][1]["item"]["input"] == text
+        assert len(deltas) >= min(len(text), 2) or size > 1 or not arguments.startswith('{"input": "')
+
+
+def test_a_search_for_tools_is_left_to_the_client(serve):
+    answer, fields = CASES["tool search"]
+    item, = whole(serve(answer), **fields)["output"]
+    assert (item["type"], item["execution"], item["arguments"]) == ("tool_search_call", "client", {"query": "files"})
+
+
+def test_usage_counts_reasoning_and_what_was_cached(serve):
+    server = serve("abc</think>de")
+    first, again = (whole(server, "Hi there " * 20)["usage"] for _ in range(2))
+    assert first["output_tokens"] == len("abc") + 1 + len("de")
+    assert first["output_tokens_details"] == {"reasoning_tokens": len("abc") + 1}
+    assert first["input_tokens_details"] == {"cached_tokens": 0, "cache_write_tokens": first["input_tokens"]}
+    assert again["input_tokens_details"]["cached_tokens"] == again["input_tokens"]
+    assert first["total_tokens"] == first["input_tokens"] + first["output_tokens"]
+
+
+def test_a_response_repeats_what_it_was_asked_with(serve):
+    fields = {"instructions": "Be kind.", "metadata": {"a": "b"}, "max_output_tokens": 50, "temperature": 0.5,
+              "tools": FUNCTIONS, "parallel_tool_calls": False, "reasoning": {"effort": "low", "summary": "auto"}}
+    answer = whole(serve("x</think>Hello."), **fields, model="mine")
+    assert {key: answer[key] for key in fields} == fields and answer["model"] == "mine"
+    assert answer["text"] == {"format": {"type": "text"}} and answer["id"].startswith("resp_")
+
+
+def test_raw_reasoning_is_streamed_where_the_server_is_told_to(serve):
+    server = serve("ab</think>c", settings={"raw_reasoning_events": True})
+    events = stream(server)
+    deltas = [data["delta"] for kind, data in events if kind == "response.reasoning_text.delta"]
+    assert "".join(deltas) == "ab"
+    assert events[-1][1]["response"]["output"][0]["content"] == [{"type": "reasoning_text", "text": "ab"}]
+
+
+# ---- the official client
+
+TALKS = ["text", "reasoning", "tool", "parallel tools", "custom tool", "stop string"]
+
+
+@pytest.mark.parametrize("name", TALKS)
+def test_the_openai_client_reads_the_same_streamed_and_whole(serve, name):
+    answer, fields = CASES[name]
+    extra = {"stop": fields["stop"]} if "stop" in fields else {}
+    fields = {key: value for key, value in fields.items() if key != "stop"}
+    with openai.OpenAI(base_url=serve(answer).url + "/v1", api_key="none") as client:
+        read = client.responses.create(model="any", input="Hi", extra_body=extra, **fields)
+        with client.responses.stream(model="any", input="Hi", extra_body=extra, **fields) as events:
+            streamed = events.get_final_response()
+    parsed_too = re.sub(r', "parsed(_arguments)?": null', "", json.dumps(nameless(streamed.to_dict())["output"]))
+    assert nameless(read.to_dict())["output"] == json.loads(parsed_too)
+    assert read.output_text == streamed.output_text
+
+
+def test_the_openai_client_goes_through_a_tool_turn(serve, tokenizer):
+    texts = {False: THOUGHT + block(call("bash", command="ls")), True: "Now I know.</think>Two files."}
+    server = serve(script=lambda prompt: tokenizer.encode_marked(texts["<tool_result>" in tokenizer.decode(prompt)]))
+    with openai.OpenAI(base_url=server.url + "/v1", api_key="none") as client:
+        talk = [{"role": "user", "content": "List"}]
+        fields = {"model": "any", "tools": FUNCTIONS, "store": False, **SEALED}
+        first = client.responses.create(input=talk, **fields)
+        talk += [item.to_dict() for item in first.output]
+        talk.append({"type": "function_call_output", "call_id": first.output[-1].call_id, "output": "a b"})
+        second = client.responses.create(input=talk, **fields)
+    assert second.output_text == "Two files."
+    assert second.usage.input_tokens_details.cached_tokens == first.usage.total_tokens + 1  # with the end of the turn
