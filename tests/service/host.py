@@ -4,7 +4,7 @@ import time
 from dataclasses import dataclass, replace
 
 from ds4mlx.chat.dialects.deepseek_v4 import render
-from ds4mlx.chat.events import Finish, ToolCallStart, gather
+from ds4mlx.chat.events import Finish, gather
 from ds4mlx.chat.messages import Conversation, Message, Reasoning, TextPart, ToolCall
 from ds4mlx.config import Settings
 from ds4mlx.engine.stub import StubEngine
@@ -48,7 +48,11 @@ class Host:
             return engines[0]
 
         self.service = Service(open_engine, self.tokenizer, self.settings)
-        self._loop.run(self.service.start())
+        try:
+            self._loop.run(self.service.start())
+        except BaseException:
+            self.stop()
+            raise
         self.engine, self.store = engines[0], self.service.scheduler.store
         self.engine.slices.clear()
 
@@ -66,25 +70,25 @@ class Host:
         self._loop.close()
 
     def ask(self, conversation, *, api="chat", disconnect_after=None, **turn):
-        """The Reply. disconnect_after: events that the client takes before it goes away."""
-        before = len(self.engine.slices)
+        """The Reply to a conversation. disconnect_after: events that the client takes before it goes away."""
         turn = Turn(conversation, Sampling(temperature=0.0), api=api, **turn)
-        answer, events = self._loop.run(self._read(turn, disconnect_after))
-        self.settle()
-        end = events[-1] if isinstance(events[-1], Finish) else None
-        usage = end and end.usage
-        return Reply(_message(events), answer.source, answer.cached_tokens, answer.prompt_tokens,
-                     usage.completion_tokens if usage else 0, sum(self.engine.slices[before:]), end, answer.cache_line,
-                     len(self.tokens))
+        return self._reply(lambda: self.service.run(turn), disconnect_after)
 
-    async def _read(self, turn, limit):
-        answer, events = await self.service.run(turn), []
-        while not events or not isinstance(events[-1], Finish):
-            if limit is not None and len(events) >= limit:
-                await answer.aclose()
-                return answer, events or [None]
-            events += await answer.batch()
-        return answer, events
+    def complete(self, ids, **turn):
+        """The Reply to a prompt of these ids."""
+        async def submit():
+            return self.service.complete(Turn(talk(), Sampling(temperature=0.0), api="completions", **turn), ids)
+
+        return self._reply(submit)
+
+    def _reply(self, submit, limit=None):
+        before = len(self.engine.slices)
+        answer, events = self._loop.run(_read(submit, limit))
+        self.settle()
+        end = events[-1] if events and isinstance(events[-1], Finish) else None
+        return Reply(_message(events), answer.source, answer.cached_tokens, answer.prompt_tokens,
+                     end.usage.completion_tokens if end else 0, sum(self.engine.slices[before:]), end,
+                     answer.cache_line, len(self.tokens))
 
     def settle(self):
         """Waits until the engine thread is idle, and what it saved is on disk."""
@@ -105,15 +109,31 @@ class Host:
 
     def tail(self, conversation, messages):
         """Tokens of a prompt behind its first `messages` messages."""
-        done = settled(conversation, self.settings, "0731", self.settings.ctx)
-        prompt = render(done, effort_profile="0731")
+        prompt = self._render(conversation)
         start = prompt.ends[messages - 1] if messages else 0
         return len(self.tokenizer.encode(prompt.segments[start:]))
+
+    def key(self, conversation):
+        """A prompt's key."""
+        return self.tokenizer.key_bytes(self._render(conversation).segments)
+
+    def _render(self, conversation):
+        return render(settled(conversation, self.settings, "0731", self.settings.ctx), effort_profile="0731")
+
+
+async def _read(submit, limit):
+    answer, events = await submit(), []
+    while not events or not isinstance(events[-1], Finish):
+        if limit is not None and len(events) >= limit:
+            await answer.aclose()
+            break
+        events += await answer.batch()
+    return answer, events
 
 
 def _message(events):
     """An answer as the client keeps it."""
-    said = gather(event for event in events if event is not None)
+    said = gather(events)
     reasoning = (Reasoning(said.reasoning),) if said.reasoning else ()
     calls = tuple(ToolCall(id, *call) for id, call in zip(said.call_ids, said.calls))
     return Message("assistant", (*reasoning, TextPart(said.content), *calls))

@@ -232,9 +232,12 @@ class Slot:
             self._visible = (*(key for key in self._visible if key != here), here)
 
     def crossed(self) -> bool:
-        """Whether the session has grown past a place of a continued save since this was last asked."""
+        """Whether the session has grown past a place of a continued save since this was last so. While the writer is
+        busy it waits, and nothing is asked of the store: decoding must not wait for a disk."""
+        if self._store is None or not self._store.idle:
+            return False
         before, self._asked_at = self._asked_at, len(self.session.tokens)
-        return self._store is not None and crosses(self._rules, before, self._asked_at)
+        return crosses(self._rules, before, self._asked_at)
 
     def sound(self) -> bool:
         """Whether the logits for the next token are numbers."""
@@ -262,7 +265,7 @@ class Slot:
     def save(self, reason: Reason, blocks: tuple[ToolBlock, ...] = ()) -> bool:
         """Hand the session as it is to the writer, unless it is not worth it; whether that was done. Raises nothing."""
         n = len(self.session.tokens)
-        if self._store is None or not n:
+        if self._store is None or not n or reason == "continued" and not self._store.idle:
             return False
         try:
             tokens = np.array(self.session.tokens, np.uint32)

@@ -299,6 +299,11 @@ class Store:
         """Queues a save. False when the writer is still busy after `wait_s`, or paused because the disk was full."""
         return self._writer.offer(job, wait_s)
 
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is being saved. Never waits."""
+        return self._writer.idle
+
     def stats(self) -> StoreStats:
         with self._mutex:
             self._refreshed()

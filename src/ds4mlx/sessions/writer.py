@@ -32,6 +32,11 @@ class Writer:
         """Whether the disk was full within the last minute."""
         return self._clock() < self._paused_until
 
+    @property
+    def idle(self) -> bool:
+        """Whether no job is being done or waits to be."""
+        return not self._busy and self._waiting is None
+
     def offer(self, job: SaveJob, wait_s: float = 0.0) -> bool:
         """False when another job is still waiting after `wait_s`, or saving is paused."""
         with self._changed:
