@@ -61,6 +61,12 @@ def _add_request_flags(group: ArgumentParser) -> None:
                        help="order tools by name, for clients that shuffle them")
     group.add_argument("--reasoning-field", metavar="content|both",
                        help="report reasoning as reasoning_content, or as reasoning too (content)")
+    group.add_argument("--responses-store", metavar="N",
+                       help="responses that later requests may refer to by id; 0: none (256)")
+    group.add_argument("--always-seal", action="store_true", default=None,
+                       help="send sealed reasoning with every response, asked for or not")
+    group.add_argument("--raw-reasoning-events", action="store_true", default=None,
+                       help="stream the reasoning of responses as it is, beside any summary")
     group.add_argument("--log-level", metavar="debug|info|warning|error", help="(info)")
 
 

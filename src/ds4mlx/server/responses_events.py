@@ -39,7 +39,7 @@ class Asked:
 
 
 class ResponseWriter:
-    """A Writer of `sse`. `response` is the whole object, up to date after each event; `keep` is told of the last one."""
+    """A Writer of `sse`. `response` is the whole object at the end of the answer, of which `keep` is told then."""
 
     def __init__(self, asked: Asked, keep: Callable[[Object], None] = lambda response: None) -> None:
         self.asked, self._keep = asked, keep

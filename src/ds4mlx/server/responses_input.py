@@ -209,8 +209,8 @@ def _check_results(messages: Sequence[Message]) -> None:
         if isinstance(part, ToolCall):
             called.add(part.id)
         elif isinstance(part, ToolResult) and part.call_id not in called:
-            raise BadRequest(f"input has a result for {part.call_id[:80]!r}, but no call of that id before it; send the "
-                             "whole conversation, or nothing but results", param="input")
+            raise BadRequest(f"input has a result for {part.call_id[:80]!r}, but no call of that id before it; send "
+                             "the whole conversation, or nothing but results", param="input")
 
 
 def only_results(messages: Sequence[Message]) -> bool:
