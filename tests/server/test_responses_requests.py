@@ -125,7 +125,8 @@ def test_what_cannot_be_shown_is_refused_by_name(item, named):
 @pytest.mark.parametrize("fields", [{"conversation": "c"}, {"background": True}, {"prompt": {"id": "p"}},
                                     {"truncation": "some"}, {"reasoning": {"summary": "long"}},
                                     {"text": {"format": {}}}, {"reasoning": {"effort": "huge"}},
-                                    {"tools": [{"type": "function"}]}, {"tools": [BASH, BASH]}, {"max_output_tokens": -1}, {"include": "all"}])
+                                    {"tools": [{"type": "function"}]}, {"tools": [BASH, BASH]},
+                                    {"max_output_tokens": -1}, {"include": "all"}])
 def test_fields_that_cannot_be_kept_are_refused(fields):
     with pytest.raises(BadRequest):
         read("Hi", **fields)
