@@ -64,7 +64,9 @@ class Tokenizer:
                                  "this is not a DeepSeek V4 vocabulary, get a DeepSeek V4 Flash file")
         self._tokens = dict(tokens)
         self._bytes: dict[int, bytes] = {}  # token_bytes, as asked for
-        self._bpe = Bpe(BPE(vocab=_mergeable(ids, merges, source), merges=list(merges)))
+        mergeable = _mergeable(ids, merges, source)
+        self.text_ids = frozenset(mergeable.values())   # what text can become
+        self._bpe = Bpe(BPE(vocab=mergeable, merges=list(merges)))
         self._bpe.pre_tokenizer = Steps([Split(Regex(pattern), "isolated") for pattern in SPLITS]
                                         + [ByteLevel(add_prefix_space=False, use_regex=False)])
         self._data_sha256 = _data_sha256(tokens, merges)
