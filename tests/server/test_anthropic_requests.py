@@ -98,6 +98,8 @@ def test_a_result_without_content_is_empty():
 def test_a_result_of_an_unknown_call_asks_for_the_whole_history():
     with pytest.raises(BadRequest, match=r"messages\[2\] has a result of call 'b'.*full messages history"):
         asked(USER, used("a"), results("b"))
+    with pytest.raises(BadRequest, match=r"messages\[0\] has a result of call 'a'"):
+        asked(results("a"))
 
 
 @pytest.mark.parametrize("kind", ["image", "document", "search_result", "container_upload"])
@@ -278,4 +280,3 @@ def test_counting_does_not_wait_for_the_engine(serve):
         assert server.post("/v1/messages/count_tokens", json={"messages": [USER]}).json() == {"input_tokens": 6}
         gate.opened.set()
         answer.read()
-

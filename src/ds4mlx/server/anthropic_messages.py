@@ -115,9 +115,7 @@ READERS: dict[str, dict[str, Reader]] = {  # role -> type of block -> its reader
 
 
 def _check_results(messages: tuple[Message, ...]) -> None:
-    """A request without any answer of the model goes on from one that the server may still have."""
-    if not any(message.role == "assistant" for message in messages):
-        return
+    """The prompt is made of the request alone, so what a result answers must be in it."""
     made: set[str] = set()
     for i, message in enumerate(messages):
         for part in message.parts:

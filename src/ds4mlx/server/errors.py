@@ -26,6 +26,8 @@ def anthropic_shape(fault: BadRequest, request_id: str = "") -> dict[str, Json]:
     message, kind = str(fault), ANTHROPIC_TYPES.get(fault.status, "invalid_request_error")
     if "n_ctx" in fault.details:  # clients that shorten conversations look for these words
         message = f"prompt is too long: {fault.details['n_prompt_tokens']} tokens > {fault.details['n_ctx']} maximum"
+    elif fault.code == "context_length_exceeded":
+        message = f"prompt is too long: {message}"
     shape: dict[str, Json] = {"type": "error", "error": {"type": kind, "message": message, **fault.details}}
     return shape | {"request_id": request_id} if request_id else shape
 
