@@ -52,6 +52,7 @@ class Tool:
     name: str
     schema: dict[str, Json]
     deferred: bool = False  # not shown until a result refers to it; may be called all the same
+    strict: bool = False    # its arguments must satisfy schema["parameters"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,5 +64,6 @@ class Conversation:
     effort: Effort | None = None                 # None: the server's default
     response_format: dict[str, Json] | None = None
     tools_banned: bool = False                   # tool_choice "none": schemas stay, no block may be opened
+    must_call: tuple[str, ...] = ()              # the answer is a call of one of these tools; (): as the model likes
     continue_final: bool = False                 # the last assistant message is a prefix to go on from
     ids: tuple[str, ...] = field(default=(), compare=False)  # affinity hints of the client, never rendered

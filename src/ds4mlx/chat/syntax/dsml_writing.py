@@ -31,9 +31,9 @@ def render_calls(calls: Sequence[ToolCall]) -> list[Segment]:
 def _call(call: ToolCall) -> Iterator[tuple[str, str]]:
     """One call as what stands before and after each control token, with the line end that precedes it."""
     arguments = _arguments(call.arguments)
-    yield "\n<", f'invoke name="{_attribute(call.name)}">'
+    yield "\n<", f'invoke name="{attribute(call.name)}">'
     for key, value in arguments.items():
-        yield "\n<", f'parameter name="{_attribute(key)}" {_value(value)}'
+        yield "\n<", f'parameter name="{attribute(key)}" {_value(value)}'
         yield "</", "parameter>"
     yield "\n</" if arguments else "\n\n</", "invoke>"
 
@@ -66,7 +66,8 @@ def _value(value: Json) -> str:
     return 'string="false">' + _whole(json_text.spell(value)).replace(CLOSING_TAG, "\\u003c" + CLOSING_TAG[1:])
 
 
-def _attribute(text: str) -> str:
+def attribute(text: str) -> str:
+    """The value of an attribute as it is written between quotes."""
     for character, entity in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;"), ('"', "&quot;")):
         text = text.replace(character, entity)
     return _whole(text)
