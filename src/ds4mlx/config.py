@@ -12,7 +12,7 @@ from ds4mlx.errors import UsageError
 
 PREFIX = "DS4MLX_"
 # Each may have a section in a file.
-COMMANDS = ("run", "serve", "tokens", "logits", "logprobs", "inspect", "cache", "trace", "bench", "doctor")
+COMMANDS = ("run", "serve", "tokens", "logits", "logprobs", "inspect", "cache", "trace", "wire", "bench", "doctor")
 
 
 @dataclass(frozen=True, slots=True)
