@@ -11,12 +11,12 @@ SYSTEM = "You help with long things. " * 40
 
 @pytest.fixture
 def boot(start_server, stop_server, tokenizer, tmp_path):
-    """boot(): a server over one cache directory, which calls a tool and then tells what came; the one before stops."""
+    """boot(): a server over one cache directory that calls a tool, then tells what came; the one before stops."""
     running = []
 
     def answer(prompt):
-        seen = tokenizer.decode(prompt)
-        return tokenizer.encode_marked("done</think>I see a and b." if "<tool_result>" in seen else f"a plan</think>{CALL}")
+        has_result = "<tool_result>" in tokenizer.decode(prompt)
+        return tokenizer.encode_marked("done</think>I see a and b." if has_result else f"a plan</think>{CALL}")
 
     def start():
         for server in running:

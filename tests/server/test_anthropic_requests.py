@@ -1,4 +1,4 @@
-"""What POST /v1/messages takes and refuses, and what it makes of it: conversations, prompts, errors in its own shape."""
+"""What POST /v1/messages takes, what it makes of it, and what it refuses, in a shape of its own."""
 import json
 import re
 

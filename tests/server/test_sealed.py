@@ -23,7 +23,7 @@ def test_a_value_of_another_key_counts_as_absent():
     assert Sealer(b"a" * 32).open(Sealer(b"b" * 32).seal("plan")) is None
 
 
-@pytest.mark.parametrize("value", ["", ".", "ds4r1.", "ds4r1..", "EqQBCkYIARgCKkA", "ds4r1.é.ü", "ds4r1.AAAA." + "0" * 32])
+@pytest.mark.parametrize("value", ["", ".", "ds4r1.", "ds4r1..", "EqQBCkYIARgCKkA", "ds4r1.é.ü", "ds4r1.A." + "0" * 32])
 def test_foreign_values_count_as_absent(value):
     assert Sealer(b"k" * 32).open(value) is None
 

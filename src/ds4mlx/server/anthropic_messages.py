@@ -122,8 +122,8 @@ def _check_results(messages: tuple[Message, ...]) -> None:
             if isinstance(part, ToolCall):
                 made.add(part.id)
             elif isinstance(part, ToolResult) and part.call_id not in made:
-                raise BadRequest(f"messages[{i}] has a result of call {part.call_id[:80]!r}, which no message before it "
-                                 "makes; retry by replaying the full messages history", param=f"messages[{i}]")
+                raise BadRequest(f"messages[{i}] has a result of call {part.call_id[:80]!r}, which no message before "
+                                 "it makes; retry by replaying the full messages history", param=f"messages[{i}]")
 
 
 def read_tools(body: Fields) -> tuple[Tool, ...]:
