@@ -3,7 +3,8 @@ import openai
 import pytest
 
 
-@pytest.mark.parametrize("name", ["deepseek-v4-flash", "deepseek-chat", "deepseek-reasoner", "deepseek-v4-pro", "my/own"])
+@pytest.mark.parametrize("name", ["deepseek-v4-flash", "deepseek-chat", "deepseek-reasoner", "deepseek-v4-pro",
+                                  "my/own"])
 def test_a_model_is_found_by_each_of_its_names(serve, name):
     card = serve(settings={"served_model_name": ("my/own",)}).client.get(f"/v1/models/{name}").json()
     assert (card["id"], card["object"], card["owned_by"], card["type"]) == (name, "model", "ds4mlx", "model")

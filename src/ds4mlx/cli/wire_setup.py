@@ -125,6 +125,6 @@ CLIENTS = {client.name: client for client in (
            "~/.config/opencode/opencode.json, or opencode.json in a project", 7700, head_s=300, silence_s=300,
            told=False),
     Client("pi", "/v1/chat/completions", pi,
-           "~/.pi/agent/models.json; then pi --provider ds4mlx --model deepseek-v4-flash", 1300, head_s=300, silence_s=300,
-           told=False),
+           "~/.pi/agent/models.json; then pi --provider ds4mlx --model deepseek-v4-flash", 1300, head_s=300,
+           silence_s=300, told=False),
 )}
