@@ -43,7 +43,8 @@ def test_a_string_is_one_user_message():
 
 def test_instructions_and_developer_items_lead():
     parts = [{"type": "input_text", "text": "A"}, {"type": "input_text", "text": "B"}]
-    items = [{"role": "developer", "content": parts}, {"type": "message", "role": "user", "content": "Hi", "id": "client_made"}]
+    items = [{"role": "developer", "content": parts},
+             {"type": "message", "role": "user", "content": "Hi", "id": "client_made"}]
     assert read(items, instructions="First.").turn.conversation.messages == (
         Message("system", (TextPart("First."),)), Message("system", (TextPart("AB"),)),
         Message("user", (TextPart("Hi"),)))
@@ -146,7 +147,7 @@ def tools(*declared):
 
 def test_a_function_is_shown_by_name_description_and_parameters():
     tool, = tools(BASH)
-    assert tool.schema == {"name": "bash", "description": "Runs.", "parameters": {"type": "object"}}
+    assert tool.schema == {"name": "bash", "description": "Runs.", "parameters": {"type": "object"}} and tool.strict
 
 
 def test_hosted_tools_are_skipped():

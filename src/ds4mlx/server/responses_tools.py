@@ -1,6 +1,6 @@
 """Tools of the Responses API -> a Conversation's tools, and how a call of each is named on the wire."""
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from ds4mlx.chat.messages import Json, Tool
@@ -58,8 +58,8 @@ def read_wire_tools(body: Fields, deferred: bool = False) -> WireTools:
         taken = {entry.tool.name for entry in entries}
         if read.tool.name in taken and read.namespace:
             joined = read.namespace + read.name
-            read = WireTool(Tool(joined, {**read.tool.schema, "name": joined}, read.tool.deferred), read.kind,
-                            read.name, read.namespace)
+            shown = replace(read.tool, name=joined, schema={**read.tool.schema, "name": joined})
+            read = replace(read, tool=shown)
         if read.tool.name in taken:
             raise BadRequest(f"tools has {read.tool.name!r} twice; names must differ", param="tools")
         entries.append(read)
@@ -73,8 +73,8 @@ def _read_tool(tool: Fields, deferred: bool, namespace: str | None = None) -> It
         for inner in tool.objects("tools"):
             yield from _read_tool(inner, deferred, tool.required_string("name"))
     elif kind == "function":
-        # Some clients send the function in chat's shape.
-        yield _wire(_shown(tool.object("function") or tool), "function", deferred, namespace)
+        function = tool.object("function") or tool   # some clients send chat's shape
+        yield _wire(_shown(function), "function", deferred, namespace, function.boolean("strict") or False)
     elif kind == "custom":
         yield _wire(_custom(tool), "custom", deferred, namespace)
     elif kind == "tool_search" and tool.string("execution") == "client":
@@ -83,9 +83,10 @@ def _read_tool(tool: Fields, deferred: bool, namespace: str | None = None) -> It
         yield _wire(schema, "tool_search", False, None)
 
 
-def _wire(schema: dict[str, Json], kind: CallKind, deferred: bool, namespace: str | None) -> WireTool:
+def _wire(schema: dict[str, Json], kind: CallKind, deferred: bool, namespace: str | None,
+          strict: bool = False) -> WireTool:
     name = str(schema["name"])
-    return WireTool(Tool(name, schema, deferred), kind, name, namespace)
+    return WireTool(Tool(name, schema, deferred, strict), kind, name, namespace)
 
 
 def _shown(function: Fields) -> dict[str, Json]:
