@@ -1,4 +1,5 @@
 """POST /v1/responses: body -> Turn, events -> a response or its event stream; GET and DELETE of stored ones."""
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -6,6 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from ds4mlx.chat.canonical import clean_text
 from ds4mlx.chat.events import Event, Finish
 from ds4mlx.chat.messages import Conversation, Json, Message, TextPart
 from ds4mlx.config import Settings
@@ -189,15 +191,17 @@ def _hints(body: Fields) -> tuple[str, ...]:
 
 
 def _echoed(body: Fields, turn: Turn) -> Object:
-    """What a response repeats of its request, with what was taken for absent members."""
+    """What a response repeats of its request, with what was taken for absent members. Lone surrogates are replaced:
+    they can be received, but not sent."""
     reasoning = body.object("reasoning") or Fields({}, "reasoning")
     text = body.object("text") or Fields({}, "text")
-    return {"instructions": body.get("instructions"), "tools": body.array("tools") or [],
-            "tool_choice": body.get("tool_choice") or "auto", "temperature": turn.sampling.temperature,
-            "top_p": turn.sampling.top_p, "max_output_tokens": turn.max_tokens,
-            "previous_response_id": body.get("previous_response_id"),
-            "parallel_tool_calls": not turn.one_call,
-            "reasoning": {"effort": reasoning.get("effort"), "summary": reasoning.get("summary")},
-            "store": body.boolean("store") is not False, "truncation": body.get("truncation") or "disabled",
-            "text": {"format": text.get("format") or {"type": "text"}}, "user": body.string("user"),
-            "metadata": (body.object("metadata") or Fields({}, "metadata")).members}
+    echoed = {"instructions": body.get("instructions"), "tools": body.array("tools") or [],
+              "tool_choice": body.get("tool_choice") or "auto", "temperature": turn.sampling.temperature,
+              "top_p": turn.sampling.top_p, "max_output_tokens": turn.max_tokens,
+              "previous_response_id": body.get("previous_response_id"),
+              "parallel_tool_calls": not turn.one_call,
+              "reasoning": {"effort": reasoning.get("effort"), "summary": reasoning.get("summary")},
+              "store": body.boolean("store") is not False, "truncation": body.get("truncation") or "disabled",
+              "text": {"format": text.get("format") or {"type": "text"}}, "user": body.string("user"),
+              "metadata": (body.object("metadata") or Fields({}, "metadata")).members}
+    return json.loads(clean_text(json.dumps(echoed, ensure_ascii=False)))
