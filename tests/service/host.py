@@ -54,7 +54,8 @@ class Host:
             self.stop()
             raise
         self.engine, self.store = engines[0], self.service.scheduler.store
-        self.engine.slices.clear()
+        self.slices = self.engine.slices if isinstance(self.engine, StubEngine) else []
+        self.slices.clear()
 
     def _script(self, prompt):
         turn = list(prompt).count(self.tokenizer.control[ASSISTANT]) - 1
@@ -82,12 +83,12 @@ class Host:
         return self._reply(submit)
 
     def _reply(self, submit, limit=None):
-        before = len(self.engine.slices)
+        before = len(self.slices)
         answer, events = self._loop.run(_read(submit, limit))
         self.settle()
         end = events[-1] if events and isinstance(events[-1], Finish) else None
         return Reply(_message(events), answer.source, answer.cached_tokens, answer.prompt_tokens,
-                     end.usage.completion_tokens if end else 0, sum(self.engine.slices[before:]), end,
+                     end.usage.completion_tokens if end else 0, sum(self.slices[before:]), end,
                      answer.cache_line, len(self.tokens))
 
     def settle(self):

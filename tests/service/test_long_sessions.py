@@ -58,7 +58,8 @@ def test_a_new_session_with_another_git_status_shares_system_text_and_tools(host
 
 def test_a_git_status_inside_the_system_text_costs_at_most_an_interval_more(host):
     running, text = host(CALLS), MAIN * 4    # the tools follow the system text
-    replies = [running.ask(OPENCODE.conversation(system(text + status), user("Do it."))) for status in ("clean", "dirt")]
+    first, second = (OPENCODE.conversation(system(text + status), user("Do it.")) for status in ("clean", "dirty"))
+    replies = [running.ask(first), running.ask(second)]
     same = 1 + len(text)                     # BOS and the text before the status
     assert (replies[1].source, replies[1].reused) == ("memory-rewind", same - same % 2048)
 

@@ -146,7 +146,7 @@ class Spelling(StubEngine):
     """Answers letter by letter, where its tokenizer would take words."""
 
     def __init__(self, script, **kwargs):
-        super().__init__(lambda prompt: [letter for token in script(prompt) for letter in self.letters(token)], **kwargs)
+        super().__init__(lambda prompt: sum(map(self.letters, script(prompt)), []), **kwargs)
 
     def letters(self, token):
         if self.tokenizer.literal(token):
@@ -213,8 +213,8 @@ def test_drafts_that_were_not_taken_leave_the_state(keep, limit):
     for answer in ("Plan.</think>Even", "Plan.</think>Odd"):
         running = keep([answer, "Plan.</think>Fine."], engine=Drafting)
         first = running.ask(PI.conversation(user(LONG)), max_tokens=limit)
-        kept = running.tokens[first.prompt:]
-        assert kept == BYTES.encode_marked(answer)[:limit] + ([BYTES.eos] if limit is None or first.said < limit else [])
+        ended = [BYTES.eos] if limit is None or first.said < limit else []
+        assert running.tokens[first.prompt:] == BYTES.encode_marked(answer)[:limit] + ended
         assert running.ask(PI.conversation(user(LONG), first.message, user("And?"))).reused == first.state
 
 

@@ -96,26 +96,24 @@ class Slot:
             raise tool_state_gone(wish.wanted.results)
         files = {known.name: candidate for known, candidate in stored}
         mismatch = first_mismatch(live.tokens, wish.wanted.ids, decision.common_tokens) if live.tokens else ()
-        plan = self._first_reached(decision, files, wish)
+        plan, rest = self._first_reached(decision, files, wish)
         explanation = explain(_as_it_went(decision, plan), wish.wanted, live, wish.origins)
         self._visible = still_bound(self._visible, plan.tokens) if not plan.replaces_live else ()
         self._asked_at = plan.tokens
         if self._store is not None and not plan.replaces_live:
             self._store.continued(self._number)
-        return Start(plan.source, plan.tokens, self._rest(plan, wish), explanation, self._restored, rejected, mismatch,
-                     self._number)
+        return Start(plan.source, plan.tokens, rest, explanation, self._restored, rejected, mismatch, self._number)
 
-    def _first_reached(self, decision: Decision, files: dict[str, Candidate], wish: Wish) -> Plan:
-        """The first plan that works out."""
+    def _first_reached(self, decision: Decision, files: dict[str, Candidate], wish: Wish) -> tuple[Plan, list[int]]:
+        """The first plan that works out, with the tokens that follow."""
         for plan in decision.plans:
             try:
-                if plan.then == "rest":
-                    wish.after_key(plan.key_bytes)
+                rest = self._reach(plan, files, wish)
             except ValueError as fault:   # the place lies inside a character of a repeated token
                 log.warning("cannot go on from %s at %d tokens: %s", plan.source, plan.tokens, fault)
                 continue
-            if self._reach(plan, files, wish):
-                return plan
+            if rest is not None:
+                return plan, rest
         raise tool_state_gone(wish.wanted.results)   # a cold start works out always
 
     def _stored(self, key: bytes) -> tuple[list[tuple[Stored, Candidate]], tuple[tuple[str, str], ...]]:
@@ -138,61 +136,52 @@ class Slot:
             self._point_keys[at] = len(self._tokenizer.key_bytes_of_ids(self.session.tokens[:at]))
         return self._point_keys[at]
 
-    def _reach(self, plan: Plan, files: dict[str, Candidate], wish: Wish) -> bool:
+    def _reach(self, plan: Plan, files: dict[str, Candidate], wish: Wish) -> list[int] | None:
+        """Bring the session to a plan's tokens. Returns those that follow, None where that did not work out."""
         if plan.source == "disk-text":
-            return self._restore(files[plan.stored.name], wish.wanted.key)
+            return self._restore(plan, files[plan.stored.name], wish)
+        rest = self._rest(plan, wish, self.session.tokens)
         lost = len(self.session.tokens) - plan.tokens
         if lost > GAIN or plan.source == "none":   # another conversation's, as likely as not
             self.save("evict")
         if lost > 0:
             reached = self.session.rewind(plan.tokens)
             self._forget_after(reached)
-            return reached == plan.tokens
-        return True
+            return rest if reached == plan.tokens else None
+        return rest
 
-    def _restore(self, candidate: Candidate, key: bytes) -> bool:
+    def _restore(self, plan: Plan, candidate: Candidate, wish: Wish) -> list[int] | None:
         """From disk; what was live is saved first, when it is known that the file can take its place."""
         self._store.pin(candidate.name)
         try:
-            restored = self._store.load(candidate, key, self._number)
+            restored = self._store.load(candidate, wish.wanted.key, self._number)
         except (CheckpointError, MemoryError) as fault:
             log.info("kv cache file not used: %s", fault)
-            return False
+            return None
         finally:
             self._store.release(candidate.name)
+        rest = self._rest(plan, wish, restored.tokens.tolist())
         self.save("evict")
         self._restored = candidate.name
         try:
             self.session.restore(restored.arrays)
         except CheckpointError as fault:   # the session stays as it was
             self.spoiled(str(fault))
-            return False
+            return None
         self._forget_after(0)
         self._blocks = dict.fromkeys(restored.head.tool_map, candidate.tokens)
-        return True
+        return rest
 
-    def _rest(self, plan: Plan, wish: Wish) -> list[int]:
-        """The tokens that follow a plan's."""
+    def _rest(self, plan: Plan, wish: Wish, held: Sequence[int]) -> list[int]:
+        """The tokens that follow a plan's in a session that holds `held`. Raises ValueError for a place in a token."""
         ids, self._said_as = wish.wanted.ids, None
         if plan.then == "results":         # all that the request holds is one user turn, behind its instructions
-            return self._live_tail(ids)
-        if plan.then == "ids" or plan.stored and list(ids[:plan.tokens]) == list(self.session.tokens):
+            return list(ids[ids.index(self._tokenizer.control[USER]):])
+        if plan.then == "ids" or plan.stored and list(ids[:plan.tokens]) == list(held):
             return list(ids[plan.tokens:])
+        rest = wish.after_key(plan.key_bytes)
         self._said_as = wish.wanted
-        return wish.after_key(plan.key_bytes)
-
-    def _live_tail(self, ids: Sequence[int]) -> list[int]:
-        """What follows a state that waits for results, for a request of nothing else. Raises BadRequest when both
-        together are too long, which nobody could know before the state was found."""
-        tokens = self.session.tokens
-        ended = [] if tokens[-1] == self._tokenizer.eos else [self._tokenizer.eos]
-        tail = ended + list(ids[ids.index(self._tokenizer.control[USER]):])
-        if (total := len(tokens) + len(tail)) >= self._context:
-            raise BadRequest(f"prompt is {total} tokens with what came before, context size is {self._context} tokens: "
-                             f"this server's maximum context length is {self._context} tokens; begin a shorter "
-                             "conversation", param="input", code="context_length_exceeded",
-                             details={"n_prompt_tokens": total, "n_ctx": self._context})
-        return tail
+        return rest
 
     def _forget_after(self, length: int) -> None:
         self._point_keys = {at: key for at, key in self._point_keys.items() if at <= length}
