@@ -31,7 +31,8 @@ def allows(tool, *arguments):
 
 @pytest.mark.parametrize(("schema", "value", "allowed"), [
     ({"type": "string"}, '"a </b> \\n &amp; \u4e2d"', True), ({"type": "string"}, "3", False),
-    ({"type": "string", "maxLength": 3}, '"\u4e2d\u6587x"', True), ({"type": "string", "maxLength": 3}, '"abcd"', False),
+    ({"type": "string", "maxLength": 3}, '"\u4e2d\u6587x"', True),
+    ({"type": "string", "maxLength": 3}, '"abcd"', False),
     ({"type": "string", "minLength": 2}, '"a"', False), ({"type": "string", "minLength": 2}, '"abc"', True),
     ({"enum": ["", "it's", 3, None]}, '"it\'s"', True), ({"enum": ["", "it's", 3, None]}, '""', True),
     ({"enum": ["", "it's", 3, None]}, "null", True), ({"enum": ["", "it's", 3, None]}, '"its"', False),

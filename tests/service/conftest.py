@@ -43,6 +43,9 @@ class Recorder:
     def sampling(self):
         return Sampling(temperature=0.0)
 
+    def mask(self):
+        return None
+
     def accept(self, step):
         self.tokens.append(step.token)
         return step.token == self.eos

@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Literal, Protocol
 
+import numpy as np
+
 from ds4mlx.engine.protocol import Engine, MemoryPlan, ModelInfo, Row, Sampling, Step
 from ds4mlx.errors import BadRequest, Cancelled
 from ds4mlx.service.slot import Ending, Slot, Start
@@ -45,6 +47,7 @@ class Request(Protocol):
     def starts(self, start: Start) -> None: ...
     def prefilled(self, tokens: int) -> None: ...  # prompt tokens in the session so far
     def sampling(self) -> Sampling: ...           # for the next step
+    def mask(self) -> np.ndarray | None: ...      # tokens allowed there, None: all
     def accept(self, step: Step) -> bool: ...     # True: the answer is complete
     def interruptible(self) -> bool: ...          # outside a tool block: its state may be saved
     def finish(self, fault: Exception | None = None) -> None: ...  # must not raise with a fault
@@ -261,7 +264,7 @@ class Scheduler:
             self._check(request)
             with _Duty(self.power):
                 steps, = self._engine.decode([Row(self._slot.session, request.sampling(),
-                                                  generated[-1] if generated else None, generated)])
+                                                  generated[-1] if generated else None, generated, request.mask())])
             for step in steps[:limit - len(generated)]:
                 generated.append(step.token)
                 if request.accept(step):

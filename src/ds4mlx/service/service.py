@@ -22,6 +22,7 @@ from ds4mlx.engine.open import open_engine
 from ds4mlx.engine.protocol import Engine, ModelInfo
 from ds4mlx.errors import BadRequest
 from ds4mlx.gguf.reader import GGUF
+from ds4mlx.service.constraint import constraint_of
 from ds4mlx.service.mailbox import Mailbox
 from ds4mlx.service.metrics import Metrics
 from ds4mlx.service.scheduler import Scheduler, State
@@ -35,6 +36,7 @@ from ds4mlx.sessions.policy import SaveRules
 from ds4mlx.sessions.replay import Call, ToolMemory
 from ds4mlx.sessions.store import Store, StoreOptions
 from ds4mlx.sessions.toolmap import ToolBlock
+from ds4mlx.text.grammar import Vocabulary
 from ds4mlx.text.keys import key_ends
 from ds4mlx.text.segments import BOS, EOS, Control, Segment, Text, Tokens, rendered_text
 from ds4mlx.text.tokenizer import Tokenizer
@@ -73,12 +75,14 @@ class Service:
 
     async def start(self) -> ModelInfo:
         """Load the model and compute one step. Raises what the engine raises: ModelFileError, DoesNotFit."""
-        return await asyncio.to_thread(self.scheduler.start)
+        info = await asyncio.to_thread(self.scheduler.start)
+        self._vocabulary = Vocabulary(self.tokenizer, info.vocab)
+        return info
 
     async def run(self, turn: Turn) -> Answer:
         """The turn's events. Whatever can be known beforehand is raised here, before there is a stream: BadRequest."""
         loop = asyncio.get_running_loop()
-        conversation, prompt = await loop.run_in_executor(self._pool, self._encode, turn)
+        conversation, prompt = await loop.run_in_executor(self._pool, self._prepare, turn)
         wanted = wanted_effort(turn.conversation, self.settings, self.effort_profile)
         lowered = conversation.effort if conversation.effort != wanted and conversation.thinking else None
         if lowered and not self._warned_of_effort:
@@ -145,6 +149,11 @@ class Service:
     @property
     def health(self) -> Health:
         return Health(self.scheduler.state, self.scheduler.active, self.scheduler.queued)
+
+    def _prepare(self, turn: Turn) -> tuple[Conversation, EncodedPrompt]:
+        """`_encode`, and what the answer is held to."""
+        conversation, prompt = self._encode(turn)
+        return conversation, replace(prompt, constraint=constraint_of(conversation, self._vocabulary))
 
     def _encode(self, turn: Turn) -> tuple[Conversation, EncodedPrompt]:
         """Takes a while for a long conversation. The two parts may be encoded apart: the second, where there is one,

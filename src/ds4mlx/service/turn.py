@@ -9,6 +9,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from ds4mlx.chat.dialects.prompt import Replay
 from ds4mlx.chat.events import (
     Event, Finish, Progress, Recovered, TextDelta, TokenLogprob, ToolBlockStart, ToolCallEnd, ToolCallStart, Usage,
@@ -18,6 +20,7 @@ from ds4mlx.chat.stream import AnswerStream
 from ds4mlx.chat.syntax.base import Region
 from ds4mlx.engine.protocol import Sampling, Step
 from ds4mlx.errors import BadRequest, Cancelled, Ds4Error, DoesNotFit
+from ds4mlx.service.constraint import Constraint
 from ds4mlx.service.mailbox import Mailbox
 from ds4mlx.service.metrics import Ended, Metrics, Timings
 from ds4mlx.service.scheduler import Scheduler, refusal
@@ -76,6 +79,7 @@ class EncodedPrompt:
     origins: tuple[Origin, ...] = ()
     key_of_answer: Callable[[Message, Replay | None, bool], bytes] | None = None
     replays: Replays = Replays()
+    constraint: Constraint | None = None
 
 
 class Answer:
@@ -181,6 +185,10 @@ class Answer:
         self._masking = self._stream.masks_eos and self._masked_eos < MAX_MASKED_EOS
         return self._sampling.of(greedy=self._stream.region in GREEDY_REGIONS, mask_eos=self._masking)
 
+    def mask(self) -> np.ndarray | None:
+        constraint = self.encoded.constraint
+        return None if constraint is None else constraint.mask(self._stream.in_reasoning)
+
     def accept(self, step: Step) -> bool:
         self._timings.first_token = self._timings.first_token or time.monotonic()
         if self._masking and step.top[0][0] == self._tokenizer.eos:
@@ -192,6 +200,8 @@ class Answer:
         if self.turn.logprobs and literal is None and not self._stream.in_reasoning:
             self._held_logprobs.append(self._logprob(step))
         piece = self._bytes(step.token) if literal is None else Control(literal)
+        if self.encoded.constraint is not None:
+            self.encoded.constraint.accept(step.token, piece, self._stream.in_reasoning)
         if not self._stream.in_reasoning:
             self._sampled.append((step.token, piece))
         events: list[Event] = [self._named(event) for event in self._stream.push(piece)]
