@@ -248,10 +248,22 @@ def test_a_response_format_of_text_asks_for_nothing():
     assert read(response_format={"type": "json_object"}).turn.conversation.response_format == {"type": "json_object"}
 
 
-def test_forced_calls_are_refused_by_name_until_they_can_be_kept():
-    for choice in ("required", {"type": "function", "function": {"name": "ls"}}):
-        with pytest.raises(BadRequest, match="tool_choice: forcing a tool call is not available yet"):
-            read(tools=[TOOL], tool_choice=choice)
+@pytest.mark.parametrize("choice", ["required", "any", {"type": "function", "function": {"name": "ls"}},
+                                    {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [TOOL]}}])
+def test_a_forced_call_names_the_tools_that_it_may_be_of(choice):
+    assert read(tools=[TOOL], tool_choice=choice).turn.conversation.must_call == ("ls",)
+
+
+def test_a_call_cannot_be_forced_of_tools_that_are_not_there():
+    with pytest.raises(BadRequest, match="tool_choice asks for a call, and there are no tools"):
+        read(tool_choice="required")
+    with pytest.raises(BadRequest, match="names 'rm', which is not among the tools"):
+        read(tools=[TOOL], tool_choice={"type": "function", "function": {"name": "rm"}})
+
+
+def test_a_strict_tool_is_read_as_one_and_the_word_is_not_shown_to_the_model():
+    tool, = read(tools=[{"type": "function", "function": {"name": "ls", "strict": True}}]).turn.conversation.tools
+    assert tool.strict and tool.schema == {"name": "ls"}
 
 
 def test_allowed_tools_in_auto_mode_is_auto():

@@ -1,6 +1,5 @@
 """POST /v1/chat/completions: body -> Turn, events -> one completion or its chunks. No tokens and no tensors here."""
 import json
-import logging
 import math
 import secrets
 import time
@@ -20,12 +19,10 @@ from ds4mlx.server.body import read_body
 from ds4mlx.server.controls import read_logprobs, read_model, read_sampling, read_stop, read_thinking
 from ds4mlx.server.errors import Line, engine_error, openai_shape
 from ds4mlx.server.fields import Fields
-from ds4mlx.server.openai_messages import read_messages, read_tool_choice, read_tools
+from ds4mlx.server.openai_messages import read_messages, read_must_call, read_tool_choice, read_tools
 from ds4mlx.server.sse import EventStream, frame, whole
 from ds4mlx.service.service import Service
 from ds4mlx.service.turn import Received, Turn
-
-log = logging.getLogger(__name__)
 
 UNSUPPORTED = ("audio", "prediction", "web_search_options")
 FINISH: dict[FinishReason, str] = {"stop": "stop", "stop_string": "stop", "tool_calls": "tool_calls",
@@ -76,7 +73,8 @@ def read_chat(body: Fields, settings: Settings, request_id: str = "") -> Chat:
     logprobs, top_logprobs = read_logprobs(body)
     conversation = Conversation(
         read_messages(body), tools, thinking, effort, _read_response_format(body),
-        tools_banned=read_tool_choice(body, tools), continue_final=body.boolean("continue_final_message") or False,
+        tools_banned=read_tool_choice(body, tools), must_call=read_must_call(body, tools),
+        continue_final=body.boolean("continue_final_message") or False,
         ids=_hints(body))
     max_tokens = body.integer("max_completion_tokens", 0)
     turn = Turn(
@@ -107,8 +105,6 @@ def _read_response_format(body: Fields) -> dict[str, Json] | None:
         raise wanted.error("type", "text, json_object or json_schema")
     if kind == "json_schema" and wanted.object("json_schema") is None:
         raise wanted.error("json_schema", "an object")
-    if kind != "text":
-        log.debug("response_format is asked for in the prompt; the answer is not forced to keep it")
     return None if kind == "text" else wanted.members
 
 

@@ -1,6 +1,7 @@
 """Messages and tools of OpenAI's chat format -> a Conversation's parts."""
 from collections import Counter
 from collections.abc import Iterator
+from typing import Literal
 
 from ds4mlx.chat.canonical import clean_text
 from ds4mlx.chat.json_text import spell
@@ -99,34 +100,52 @@ def _read_function(function: Fields) -> Tool:
     name = function.required_string("name")
     function.string("description")
     function.object("parameters")
-    return Tool(name, {key: value for key, value in function.members.items() if key != "strict"})
+    return Tool(name, {key: value for key, value in function.members.items() if key != "strict"},
+                strict=function.boolean("strict") or False)
 
 
 def read_tool_choice(body: Fields, tools: tuple[Tool, ...]) -> bool:
-    """Whether calls are forbidden ("none"). Forced calls are refused until they can be kept."""
+    """Whether calls are forbidden ("none")."""
+    return _read_choice(body, tools) == "none"
+
+
+def read_must_call(body: Fields, tools: tuple[Tool, ...]) -> tuple[str, ...]:
+    """The tools of which one must be called; () where that is for the model to decide."""
+    choice = _read_choice(body, tools)
+    return () if isinstance(choice, str) else choice
+
+
+def _read_choice(body: Fields, tools: tuple[Tool, ...]) -> Literal["auto", "none"] | tuple[str, ...]:
+    """`tool_choice`, or `function_call` of old clients. Raises BadRequest for a tool that is not declared."""
     member = "tool_choice" if body.get("tool_choice") is not None else "function_call"
-    choice = body.get(member)
-    if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
-        choice = _read_allowed(Fields(choice, member), {tool.name for tool in tools})
-    if choice is None or choice == "auto":
-        return False
-    if choice == "none":
-        return True
+    choice, declared = body.get(member), tuple(tool.name for tool in tools)
     if isinstance(choice, dict):
+        if choice.get("type") == "allowed_tools":
+            return _read_allowed(Fields(choice, member), declared)
         function = Fields(choice, member).object("function") or Fields(choice, member)
         name = function.required_string("name")
-        if name not in {tool.name for tool in tools}:
-            raise BadRequest(f"{member} names {name!r}, which is not among the tools", param=member)
-    elif choice not in ("required", "any"):
-        raise body.error(member, 'none, auto, required or a function')
-    raise BadRequest(f"{member}: forcing a tool call is not available yet; use auto and ask for the call in the prompt",
-                     param=member)
-
-
-def _read_allowed(choice: Fields, declared: set[str]) -> str:
-    allowed = choice.object("allowed_tools") or choice
-    for tool in allowed.objects("tools"):
-        name = (tool.object("function") or tool).required_string("name")
         if name not in declared:
-            raise BadRequest(f"{tool.path} names {name!r}, which is not among the tools", param="tool_choice")
-    return allowed.choice("mode", ("auto", "required")) or "auto"
+            raise BadRequest(f"{member} names {name!r}, which is not among the tools", param=member)
+        return (name,)
+    if choice in ("required", "any"):
+        return _some(declared, member)
+    if choice not in (None, "auto", "none"):
+        raise body.error(member, "none, auto, required or a function")
+    return "none" if choice == "none" else "auto"
+
+
+def _read_allowed(choice: Fields, declared: tuple[str, ...]) -> Literal["auto"] | tuple[str, ...]:
+    allowed = choice.object("allowed_tools") or choice
+    names = [(tool.object("function") or tool).required_string("name") for tool in allowed.objects("tools")]
+    for i, name in enumerate(names):
+        if name not in declared:
+            raise BadRequest(f"{allowed.name('tools')}[{i}] names {name!r}, which is not among the tools",
+                             param="tool_choice")
+    required = allowed.choice("mode", ("auto", "required")) == "required"
+    return _some(tuple(names) or declared, choice.path) if required else "auto"
+
+
+def _some(names: tuple[str, ...], member: str) -> tuple[str, ...]:
+    if not names:
+        raise BadRequest(f"{member} asks for a call, and there are no tools; declare one", param=member)
+    return names
