@@ -71,6 +71,7 @@ class Settings:
     send_stall_timeout: float = 30.0
     drain_seconds: float = 30.0
     reasoning_field: Literal["content", "both"] = "content"
+    anthropic_usage: Literal["split", "flat"] = "split"   # flat: what was computed is input, not a write to the cache
     responses_store: int = 256                  # that a request may refer to by id; 0: none
     always_seal: bool = False                   # reasoning, for clients that do not ask for it
     raw_reasoning_events: bool = False

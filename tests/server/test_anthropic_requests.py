@@ -280,3 +280,14 @@ def test_counting_does_not_wait_for_the_engine(serve):
         assert server.post("/v1/messages/count_tokens", json={"messages": [USER]}).json() == {"input_tokens": 6}
         gate.opened.set()
         answer.read()
+
+
+# ---- usage
+
+@pytest.mark.parametrize("usage, computed", [("split", "cache_creation_input_tokens"), ("flat", "input_tokens")])
+def test_computed_tokens_are_told_as_written_or_as_input(serve, usage, computed):
+    server = serve(settings={"anthropic_usage": usage})
+    question = {"messages": [{"role": "user", "content": "x" * 100}]}
+    first, again = (server.post("/v1/messages", json=question).json()["usage"] for _ in range(2))
+    assert {key: value for key, value in first.items() if value} == {computed: 104, "output_tokens": len("Hello.")}
+    assert {key for key, value in again.items() if value} == {"cache_read_input_tokens", "output_tokens"}

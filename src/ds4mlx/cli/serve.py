@@ -61,6 +61,8 @@ def _add_request_flags(group: ArgumentParser) -> None:
                        help="order tools by name, for clients that shuffle them")
     group.add_argument("--reasoning-field", metavar="content|both",
                        help="report reasoning as reasoning_content, or as reasoning too (content)")
+    group.add_argument("--anthropic-usage", metavar="split|flat",
+                       help="report computed prompt tokens as written to the cache, or as input (split)")
     group.add_argument("--responses-store", metavar="N",
                        help="responses that later requests may refer to by id; 0: none (256)")
     group.add_argument("--always-seal", action="store_true", default=None,

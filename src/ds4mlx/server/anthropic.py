@@ -42,7 +42,7 @@ async def messages(request: Request) -> Response:
         keep=service.trace is not None)
     received = Received(asked.model, asked.stream, request.state.body) if service.trace is not None else None
     answer = await service.run(replace(asked.turn, received=received))
-    head = Head("msg_" + secrets.token_hex(12), asked, service.context)
+    head = Head("msg_" + secrets.token_hex(12), asked, service.context, settings.anthropic_usage == "flat")
     headers = {"x-ds4mlx-effort": answer.lowered_effort} if answer.lowered_effort else {}
     if asked.stream:
         return EventStream(answer, EventWriter(head), headers, keepalive_s=settings.sse_keepalive_seconds,
@@ -131,10 +131,11 @@ def _hints(body: Fields, headers: Mapping[str, str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What frames one answer. `context`: most tokens of prompt and answer."""
+    """What frames one answer. context: most tokens of prompt and answer; flat: usage without writes to the cache."""
     id: str
     asked: Asked
     context: int
+    flat: bool = False
 
     def message(self, content: list[Json], ending: dict[str, Json], usage: dict[str, Json]) -> dict[str, Json]:
         return {"id": self.id, "type": "message", "role": "assistant", "model": self.asked.model, "content": content,
@@ -146,6 +147,13 @@ class Head:
         if end.reason == "length" and full and self.asked.knows_full_context:
             reason = "model_context_window_exceeded"
         return {"stop_reason": reason, "stop_sequence": end.stop_string}
+
+    def usage(self, prompt: int, cached: int, output: int) -> dict[str, Json]:
+        """Three parts that add up to the prompt. What was not read from the cache has been written to it."""
+        cached = min(cached, prompt)
+        fresh, written = (prompt - cached, 0) if self.flat else (0, prompt - cached)
+        return {"input_tokens": fresh, "cache_creation_input_tokens": written, "cache_read_input_tokens": cached,
+                "output_tokens": output}
 
     def thinking(self, text: str) -> str:
         return text if self.asked.shows_thinking else ""
@@ -163,15 +171,8 @@ def message(head: Head, events: list[Event]) -> dict[str, Json]:
         content.append({"type": "text", "text": said.content})
     content += [{"type": "tool_use", "id": id, "name": name, "input": parse(arguments)}
                 for id, (name, arguments) in zip(said.call_ids, said.calls)]
-    usage = usage_object(end.usage.prompt_tokens, end.usage.cached_tokens, end.usage.completion_tokens)
+    usage = head.usage(end.usage.prompt_tokens, end.usage.cached_tokens, end.usage.completion_tokens)
     return head.message(content or [{"type": "text", "text": ""}], head.ending(end), usage)
-
-
-def usage_object(prompt: int, cached: int, output: int) -> dict[str, Json]:
-    """Three parts that add up to the prompt; what was not read from the cache has been written to it."""
-    cached = min(cached, prompt)
-    return {"input_tokens": 0, "cache_creation_input_tokens": prompt - cached, "cache_read_input_tokens": cached,
-            "output_tokens": output}
 
 
 class EventWriter:
@@ -216,7 +217,7 @@ class EventWriter:
     def _start(self, prompt: int, cached: int) -> bytes:
         self.started = True
         nothing_yet = {"stop_reason": None, "stop_sequence": None}
-        start = self.head.message([], nothing_yet, usage_object(prompt, cached, 0))
+        start = self.head.message([], nothing_yet, self.head.usage(prompt, cached, 0))
         return _frame({"type": "message_start", "message": start}) + PING
 
     def _in(self, block: dict[str, Json]) -> bytes:
@@ -245,7 +246,7 @@ class EventWriter:
         usage = end.usage
         start = b"" if self.started else self._start(usage.prompt_tokens, usage.cached_tokens)
         empty = b"" if self.blocks else self._in({"type": "text", "text": ""})
-        counted = usage_object(usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens)
+        counted = self.head.usage(usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens)
         return start + empty + self._close() + _frame(
             {"type": "message_delta", "delta": self.head.ending(end), "usage": counted}) + _frame(
             {"type": "message_stop"})
