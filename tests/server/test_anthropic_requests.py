@@ -170,13 +170,15 @@ def test_tools_that_mean_nothing_are_refused(tools, error):
         asked(tools=tools)
 
 
-@pytest.mark.parametrize("choice, banned, one_call", [
-    (None, False, False), ({"type": "auto"}, False, False), ({"type": "none"}, True, False),
-    ({"type": "auto", "disable_parallel_tool_use": True}, False, True)])
-def test_tool_choice_forbids_calls_or_more_than_one(choice, banned, one_call):
-    turn = asked(tools=[BASH], tool_choice=choice).turn
-    assert (turn.conversation.tools_banned, turn.one_call) == (banned, one_call)
-    assert len(turn.conversation.tools) == 1
+@pytest.mark.parametrize("choice, banned, must_call, one_call", [
+    (None, False, (), False), ({"type": "auto"}, False, (), False), ({"type": "none"}, True, (), False),
+    ({"type": "auto", "disable_parallel_tool_use": True}, False, (), True),
+    ({"type": "any"}, False, ("bash", "read"), False), ({"type": "tool", "name": "read"}, False, ("read",), False)])
+def test_tool_choice_forbids_calls_or_asks_for_them(choice, banned, must_call, one_call):
+    turn = asked(tools=[BASH, BASH | {"name": "read"}], tool_choice=choice).turn
+    found = turn.conversation
+    assert (found.tools_banned, found.must_call, turn.one_call) == (banned, must_call, one_call)
+    assert len(found.tools) == 2
 
 
 # ---- thinking and limits that are asked for
@@ -217,7 +219,7 @@ def test_a_format_is_asked_for_in_the_prompt():
     ({"thinking": {"type": "enabled", "budget_tokens": "many"}}, "thinking.budget_tokens"),
     ({"output_config": {"effort": "huge"}}, "effort"), ({"tool_choice": "auto"}, "tool_choice"),
     ({"tool_choice": {"type": "tool", "name": "x"}}, "'x', which is not among"),
-    ({"tool_choice": {"type": "any"}}, "not available yet"),
+    ({"tool_choice": {"type": "any"}}, "there are no tools"),
     ({"messages": [USER, {"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "b"}]}]}, "results"),
 ])
 def test_what_cannot_be_meant_is_a_400_in_anthropics_shape(server, fields, error):

@@ -203,3 +203,12 @@ def test_a_queued_stream_has_its_head_at_once_and_comments_while_it_waits(serve)
             gate.opened.set()
             assert list(lines)[-3] == "event: message_stop"
         first.read()
+
+
+@pytest.mark.parametrize("choice", [{"type": "tool", "name": "bash"}, {"type": "any"}])
+def test_a_call_that_must_come_comes_whatever_the_model_would_say(serve, choice):
+    said = "\n\n<｜DSML｜tool_calls>\n<｜DSML｜invoke name=\"bash\">\n</｜DSML｜invoke>\n</｜DSML｜tool_calls>"
+    server = serve("Hello." + said[len("Hello."):])   # in other words than a call, at first
+    message = server.post("/v1/messages", json=body(tools=TOOLS, tool_choice=choice, **OFF)).json()
+    assert [part["type"] for part in message["content"]] == ["tool_use"], message
+    assert (message["content"][0]["name"], message["stop_reason"]) == ("bash", "tool_use")

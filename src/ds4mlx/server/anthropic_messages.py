@@ -2,6 +2,7 @@
 import logging
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from ds4mlx.chat.canonical import clean_text, drop_billing
 from ds4mlx.chat.json_text import spell
@@ -148,20 +149,30 @@ def _read_tool(tool: Fields) -> Tool | None:
         return None
     name, description = tool.required_string("name"), tool.string("description")
     told = {} if description is None else {"description": description}
-    return Tool(name, {"name": name, **told, "parameters": schema.members}, tool.boolean("defer_loading") or False)
+    return Tool(name, {"name": name, **told, "parameters": schema.members},
+                deferred=tool.boolean("defer_loading") or False, strict=tool.boolean("strict") or False)
 
 
-def read_tool_choice(body: Fields, tools: tuple[Tool, ...]) -> tuple[bool, bool]:
-    """Whether calls are forbidden, and whether one is the most. Forced calls are refused until they can be kept."""
+@dataclass(frozen=True, slots=True)
+class ToolChoice:
+    """Whether calls are forbidden; of which tools one must be called, () where none must; whether one is the most."""
+    banned: bool = False
+    must_call: tuple[str, ...] = ()
+    one_call: bool = False
+
+
+def read_tool_choice(body: Fields, tools: tuple[Tool, ...]) -> ToolChoice:
+    """`tool_choice`. Raises BadRequest for a tool that is not declared, and for a call where there is none."""
     choice = body.object("tool_choice")
     if choice is None:
-        return False, False
+        return ToolChoice()
     kind = choice.choice("type", ("auto", "any", "tool", "none"))
     if kind is None:
         raise choice.error("type", "auto, any, tool or none")
-    if kind == "tool" and (name := choice.required_string("name")) not in {tool.name for tool in tools}:
+    names = tuple(tool.name for tool in tools)
+    if kind == "tool" and (name := choice.required_string("name")) not in names:
         raise BadRequest(f"tool_choice names {name!r}, which is not among the tools", param="tool_choice")
-    if kind in ("any", "tool"):
-        raise BadRequest("tool_choice: forcing a tool call is not available yet; use auto and ask for the call in the "
-                         "prompt", param="tool_choice")
-    return kind == "none", choice.boolean("disable_parallel_tool_use") or False
+    if kind == "any" and not names:
+        raise BadRequest("tool_choice asks for a call, and there are no tools; declare one", param="tool_choice")
+    must_call = (name,) if kind == "tool" else names if kind == "any" else ()
+    return ToolChoice(kind == "none", must_call, choice.boolean("disable_parallel_tool_use") or False)
