@@ -13,7 +13,7 @@ from ds4mlx.server.sealed import seal
 
 SPACE = {"type": "namespace", "name": "mcp__files__", "tools": [
     {"type": "function", "name": "list", "description": "Lists.", "parameters": {"type": "object"}, "strict": False}]}
-BASH = {"type": "function", "name": "bash", "description": "Runs.", "parameters": {"type": "object"}, "strict": True}
+BASH = {"type": "function", "name": "bash", "description": "Runs.", "parameters": {"type": "object"}, "strict": False}
 USER = {"role": "user", "content": "Hi"}
 CALL = {"type": "function_call", "id": "fc_1", "call_id": "c1", "name": "bash", "arguments": '{"a": 1}',
         "status": "completed"}
@@ -146,8 +146,9 @@ def tools(*declared):
 
 
 def test_a_function_is_shown_by_name_description_and_parameters():
-    tool, = tools(BASH)
-    assert tool.schema == {"name": "bash", "description": "Runs.", "parameters": {"type": "object"}} and tool.strict
+    tool, strict = tools(BASH, BASH | {"name": "exact", "strict": True})
+    assert tool.schema == {"name": "bash", "description": "Runs.", "parameters": {"type": "object"}}
+    assert (tool.strict, strict.strict) == (False, True) and "strict" not in strict.schema
 
 
 def test_hosted_tools_are_skipped():
@@ -238,10 +239,23 @@ def test_results_of_a_state_that_is_gone_are_a_409(agent, stream):
 
 
 def test_results_too_long_for_the_state_are_refused_with_the_numbers(serve):
-    server = serve(BLOCK, settings={"ctx": 1400})
-    first = respond(server, [{"role": "user", "content": "Hi"}], tools=[BASH]).json()
-    refused = respond(server, results_of(first, "x" * (1400 - first["usage"]["total_tokens"])), tools=[BASH])
-    assert refused.status_code == 400 and refused.json()["error"]["code"] == "context_length_exceeded"
+    server = serve(BLOCK, settings={"ctx": 2000})
+    first = respond(server, "x" * 400, tools=[BASH]).json()
+    results = results_of(first, "x" * (2000 - first["usage"]["total_tokens"]))   # short enough by themselves
+    refused = respond(server, results, tools=[BASH])
+    assert refused.status_code == 400 and "with what came before" in refused.json()["error"]["message"]
+    assert refused.json()["error"]["code"] == "context_length_exceeded"
+    assert respond(server, results_of(first), tools=[BASH]).status_code == 200
+
+
+def test_results_of_a_call_that_was_the_last_that_fitted_follow_the_end_of_the_answer(serve, tokenizer):
+    """An answer cut behind a whole call lacks its end, which is put there before its results."""
+    server = serve(BLOCK)
+    first = respond(server, [USER], tools=[BASH], max_output_tokens=len(tokenizer.encode_marked(BLOCK)) - 3).json()
+    assert first["status"] == "incomplete" and [item["type"] for item in first["output"]] == ["function_call"]
+    second = respond(server, results_of(first), tools=[BASH]).json()
+    held = server.service.scheduler._slot.session.tokens
+    assert held[first["usage"]["total_tokens"]] == tokenizer.eos and second["status"] == "completed"
 
 
 def test_a_previous_response_stands_before_the_input(agent):

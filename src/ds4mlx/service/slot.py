@@ -176,12 +176,24 @@ class Slot:
         """The tokens that follow a plan's in a session that holds `held`. Raises ValueError for a place in a token."""
         ids, self._said_as = wish.wanted.ids, None
         if plan.then == "results":         # all that the request holds is one user turn, behind its instructions
-            return list(ids[ids.index(self._tokenizer.control[USER]):])
+            return self._live_tail(ids, held)
         if plan.then == "ids" or plan.stored and list(ids[:plan.tokens]) == list(held):
             return list(ids[plan.tokens:])
         rest = wish.after_key(plan.key_bytes)
         self._said_as = wish.wanted
         return rest
+
+    def _live_tail(self, ids: Sequence[int], held: Sequence[int]) -> list[int]:
+        """What follows a state that waits for results, for a request of nothing else. Raises BadRequest when both
+        together are too long, which nobody could know before the state was found."""
+        ended = [] if held[-1] == self._tokenizer.eos else [self._tokenizer.eos]   # a cut answer lacks it
+        tail = ended + list(ids[ids.index(self._tokenizer.control[USER]):])
+        if (total := len(held) + len(tail)) >= self._context:
+            raise BadRequest(f"prompt is {total} tokens with what came before, context size is {self._context} tokens: "
+                             f"this server's maximum context length is {self._context} tokens; begin a shorter "
+                             "conversation", param="input", code="context_length_exceeded",
+                             details={"n_prompt_tokens": total, "n_ctx": self._context})
+        return tail
 
     def _forget_after(self, length: int) -> None:
         self._point_keys = {at: key for at, key in self._point_keys.items() if at <= length}
