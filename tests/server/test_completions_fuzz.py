@@ -4,8 +4,9 @@ import json
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-FIELDS = ("prompt", "model", "max_tokens", "logprobs", "stop", "echo", "suffix", "n", "best_of", "raw", "stream_options",
-          "thinking", "reasoning_effort", "chat_template_kwargs", "temperature", "top_p", "top_k", "min_p", "seed",
+FIELDS = ("prompt", "model", "max_tokens", "logprobs", "stop", "echo", "suffix", "n", "best_of", "raw",
+          "stream_options", "thinking", "reasoning_effort", "chat_template_kwargs", "temperature",
+          "top_p", "top_k", "min_p", "seed",
           "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "user", "anything")
 numbers = st.integers() | st.integers(-3, 300) | st.floats(allow_nan=False, allow_infinity=False)
 texts = st.text(st.characters(codec=None), max_size=8) | st.sampled_from(["", "</think>", "<｜User｜>", "\ud800", "none"])
