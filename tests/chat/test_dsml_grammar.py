@@ -15,7 +15,8 @@ NODE = {"type": "object", "properties": {"next": {"$ref": "#/$defs/node"}}, "add
 
 
 def strict(properties, required=(), **more):
-    schema = {"type": "object", "properties": properties, "required": list(required), **more}
+    schema = {"type": "object", "properties": properties, "required": list(required), "additionalProperties": False,
+              **more}
     return Tool("run", {"name": "run", "parameters": schema}, strict=True)
 
 
@@ -59,6 +60,20 @@ def test_a_call_without_arguments_passes_where_none_are_required():
     assert allows(strict({}), "{}") and allows(strict({"a": {}}), "{}") and not allows(strict({}), '{"a": "1"}')
 
 
+@pytest.mark.parametrize(("more", "arguments", "allowed"), [
+    (True, '{"a": 1, "x": "y", "z": [2]}', True), (True, '{"x": "y"}', True), (True, "{}", True),
+    (True, '{"a": "no integer"}', False), ({"type": "boolean"}, '{"x": true}', True),
+    ({"type": "boolean"}, '{"x": 1}', False),
+    (False, '{"x": 1}', False)])
+def test_parameters_that_are_not_declared_come_last_where_the_schema_allows_them(more, arguments, allowed):
+    assert allows(strict({"a": {"type": "integer"}}, additionalProperties=more), arguments) is allowed
+
+
+def test_a_schema_may_be_a_reference_into_itself():
+    tool = Tool("run", {"name": "run", "parameters": {"$ref": "#/$defs/node", "$defs": {"node": NODE}}}, strict=True)
+    assert allows(tool, '{"next": {"next": {}}}') and not allows(tool, '{"next": {"nest": {}}}')
+
+
 def test_names_are_escaped_as_they_are_written():
     assert allows(strict({'<a>&"b"': {"type": "string"}}), '{"<a>&\\"b\\"": "1"}')
 
@@ -70,7 +85,7 @@ def test_a_tool_that_is_not_strict_takes_any_arguments():
 
 @pytest.mark.parametrize(("tool", "told"), [
     (strict({"a": {}}, ["b"]), "'b' is required but not among its properties"),
-    (strict({"a": {"enum": []}}), "no value is allowed for 'a'"),
+    (strict({"a": {"enum": []}}), 'no value is allowed for "a"'),
     (strict({"": {}}), "a parameter's name has 0 characters"),
     (strict({"a": {}}, allOf=[{"maxProperties": 1}]), "allOf stands beside its properties"),
     (strict({f"k{i}": {"items": {"$ref": "#/$defs/x"}} for i in range(200)}, **{"$defs": {"x": {"const": "x" * 5000}}}),

@@ -12,7 +12,7 @@ from ds4mlx.engine.stub import StubEngine
 from ds4mlx.errors import BadRequest
 
 DEPTH = {"type": "object", "properties": {"depth": {"type": "integer", "minimum": 1, "maximum": 9}},
-         "required": ["depth"]}
+         "required": ["depth"], "additionalProperties": False}
 LS = Tool("ls", {"name": "ls", "parameters": DEPTH}, strict=True)
 RM = Tool("rm", {"name": "rm", "parameters": {"type": "object"}})
 CALL = '\n\n<｜DSML｜tool_calls>\n<｜DSML｜invoke name="ls">\n'

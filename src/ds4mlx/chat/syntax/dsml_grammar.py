@@ -2,7 +2,7 @@
 
     tool_calls>\n  <invoke name="NAME">\n  <parameter ...>...</parameter>\n  </invoke>  \n</tool_calls>
 
-A strict tool's parameters come in the order of its schema, optional ones or not. A value that is a string is written
+A strict tool's parameters come in the order of its schema, those it does not declare but allows at the end. A value that is a string is written
 raw, as the model was trained to, where its schema limits nothing but its length or lists it; every other value is JSON.
 """
 import json
@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from ds4mlx.chat.messages import Json, Tool
 from ds4mlx.chat.syntax.dsml_writing import attribute
-from ds4mlx.chat.syntax.schemas import ANNOTATIONS, Length, Value, json_rule, read_value, self_contained
+from ds4mlx.chat.syntax.schemas import ANNOTATIONS, Length, Value, followed, json_rule, read_value, self_contained
 from ds4mlx.errors import BadRequest
 
 MAX_SCHEMA_DEPTH = 64   # JSON deeper than 128 is no JSON to the reader of blocks
@@ -22,12 +22,13 @@ PLAIN = {"type", "properties", "required", "additionalProperties"}  # all that l
 # A raw value reads up to the "</" of its closing tag, whose mark no text can be. Entities would be decoded: where
 # characters count, there are none.
 _ENTITY = "/(?s:.*)&(amp|lt|gt|quot|apos);(?s:.*)/"
+_NAME = "/[A-Za-z0-9_.:-]{1,64}/"   # of a parameter that no schema declares
 _COMMON = rf'''
 block: "tool_calls>\n<" dsml call ("\n<" dsml call)* "\n</" dsml "tool_calls>"
 any: "<" dsml "parameter name=\"" NAME "\" string=\"" (any_raw | any_json) dsml "parameter>\n"
 any_raw: "true\">" RAW
 any_json: "false\">" {json_rule({}, OPTIONS)} "</"
-NAME: /[A-Za-z0-9_.:-]{{1,64}}/
+NAME: {_NAME}
 RAW: /(?s:.*)<\//
 '''.strip()
 
@@ -52,61 +53,73 @@ def _call(rule: str, tool: Tool) -> Iterator[str]:
     """The rules of one tool's calls."""
     if len(tool.name) > MAX_NAME:
         raise _refusal(tool, f"its name has {len(tool.name)} characters, {MAX_NAME} are allowed")
-    head = _literal(f'invoke name="{attribute(tool.name)}">\n')
-    tail = r'"</" dsml "invoke>"'
+    head, tail = _literal(f'invoke name="{attribute(tool.name)}">\n'), r'"</" dsml "invoke>"'
     if not tool.strict:
         yield f'{rule}: {head} ("\\n" | any+) {tail}'
         return
-    properties, required = _parameters(tool)
-    names = list(properties)
-    some = f"{rule}_n0" if names else ""
-    none = r'"\n"' if not required else ""
-    yield f"{rule}: {head} ({' | '.join(filter(None, (none, some)))}) {tail}"
-    for number, name in enumerate(names):
-        yield from _parameter(f"{rule}_p{number}", tool, name, properties[name])
-        yield from _order(rule, number, name in required, last=number + 1 == len(names))
+    declared, required, more = _parameters(tool)
+    some = [f"{rule}_n0"] if declared or more is not None else []
+    none = [] if required else [r'"\n"']
+    yield f"{rule}: {head} ({' | '.join(some + none)}) {tail}"
+    yield from _order(rule, [name in required for name in declared], more is not None)
+    for number, (name, schema) in enumerate(declared.items()):
+        yield from _parameter(f"{rule}_p{number}", tool, _literal(attribute(name)), schema)
+    if more is not None:
+        taken = " | ".join(_literal(attribute(name)) for name in declared)
+        name = f"{rule.upper()}_NAME"
+        yield f"{name}: {_NAME}" + (f" & ~({taken})" if taken else "")
+        yield from _parameter(f"{rule}_x", tool, name, more)
 
 
-def _order(rule: str, number: int, required: bool, *, last: bool) -> Iterator[str]:
-    """`n`: one parameter at least, from this one on; `r`: any of the rest."""
-    this, rest, some = (f"{rule}_{kind}{at}" for kind, at in (("p", number), ("r", number + 1), ("n", number + 1)))
-    yield f"{rule}_n{number}: {this}" + ("" if last else f" {rest}") + ("" if required or last else f" | {some}")
-    if number:
-        yield f"{rule}_r{number}: {this}{'' if required else '?'}" + ("" if last else f" {rest}")
+def _order(rule: str, required: list[bool], more: bool) -> Iterator[str]:
+    """Rules `n0`: one parameter at least, `n1`: one at least of those from the second on, and `r1`: any of those."""
+    last = len(required)
+    for number, needed in enumerate(required):
+        rest = f" {rule}_r{number + 1}" if number + 1 < last or more else ""
+        later = f" | {rule}_n{number + 1}" if not needed and (number + 1 < last or more) else ""
+        yield f"{rule}_n{number}: {rule}_p{number}{rest}{later}"
+        yield f"{rule}_r{number}: {rule}_p{number}{'' if needed else '?'}{rest}"
+    if more:
+        yield f"{rule}_n{last}: {rule}_x+"
+        yield f"{rule}_r{last}: {rule}_x*"
 
 
-def _parameters(tool: Tool) -> tuple[dict[str, Json], set[str]]:
-    """A strict tool's parameters, the required ones among them. What is not declared is not sampled."""
-    schema = tool.schema.get("parameters")
-    schema = {} if schema is None else schema
+def _parameters(tool: Tool) -> tuple[dict[str, Json], set[str], Json]:
+    """A strict tool's parameters, the required ones among them, and what others may be: None for no others."""
+    root = tool.schema.get("parameters")
+    _check_depth(tool, root)
+    schema = followed({} if root is None else root, root)
     if not isinstance(schema, dict):
         raise _refusal(tool, "its parameters are no object")
-    _check_depth(tool, schema)
     if foreign := schema.keys() - PLAIN - ANNOTATIONS:
-        raise _refusal(tool, f"{min(foreign)} stands beside its properties")
+        raise _refusal(tool, f"{min(foreign)[:80]} stands beside its properties")
     declared, required = schema.get("properties", {}), schema.get("required", [])
     if not isinstance(declared, dict) or not isinstance(required, list) or schema.get("type", "object") != "object":
         raise _refusal(tool, "its parameters are not those of an object")
-    if missing := [name for name in required if name not in declared]:
+    if missing := [name for name in required if not isinstance(name, str) or name not in declared]:
         raise _refusal(tool, f"{str(missing[0])[:80]!r} is required but not among its properties")
     for name in declared:
         if not 0 < len(name) <= MAX_NAME:
             raise _refusal(tool, f"a parameter's name has {len(name)} characters, 1 to {MAX_NAME} are allowed")
-    return declared, set(required)
+    more = schema.get("additionalProperties", True)
+    return declared, set(required), None if more is False else more
 
 
 def _parameter(rule: str, tool: Tool, name: str, schema: Json) -> Iterator[str]:
-    """The rules of one parameter, a line of its block. Either form ends with the "</" of the closing tag."""
-    root = tool.schema["parameters"]
+    """The rules of one parameter, a line of its block. Either form ends with the "</" of the closing tag.
+
+    name: the literal or the terminal of what stands between the quotes.
+    """
+    root = tool.schema.get("parameters")
     value = read_value(schema, root)
     raw = [*_raw(rule.upper(), value)]
     forms = [f'"true\\">" ({" | ".join(form for form, _ in raw)})'] if raw else []
     if value.json is not None:
         forms.append(f'"false\\">" {json_rule(self_contained(value.json, root), OPTIONS)} "</"')
     if not forms:
-        raise _refusal(tool, f"no value is allowed for {name[:80]!r}")
-    head = _literal(f'parameter name="{attribute(name)}" string="')
-    yield f'{rule}: "<" dsml {head} ({" | ".join(forms)}) dsml "parameter>\\n"'
+        raise _refusal(tool, f"no value is allowed for {name[:80]}")
+    yield (f'{rule}: "<" dsml "parameter name=\\"" {name} "\\" string=\\"" ({" | ".join(forms)}) '
+           'dsml "parameter>\\n"')
     yield from (definition for _, definition in raw if definition)
 
 

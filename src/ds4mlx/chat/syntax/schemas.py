@@ -40,7 +40,7 @@ def read_value(schema: Json, root: Json, *, in_union: bool = False) -> Value:
 
     Strings are told apart only where that is sure; all else is JSON, in which a string is a string as well.
     """
-    schema = _followed(schema, root)
+    schema = followed(schema, root)
     if not isinstance(schema, dict):
         return Value((Length(),), json=True) if schema is True else Value(json=schema)
     asserted = schema.keys() - ANNOTATIONS
@@ -90,7 +90,7 @@ def _union(values: list[Value]) -> Value:
     return Value(lengths, texts, schemas[0] if len(schemas) == 1 else {"anyOf": schemas} if schemas else None)
 
 
-def _followed(schema: Json, root: Json) -> Json:
+def followed(schema: Json, root: Json) -> Json:
     """What a reference means, if it is local and stands alone; else the schema itself."""
     for _ in range(MAX_REFERENCES):
         if not isinstance(schema, dict) or schema.keys() - ANNOTATIONS != {"$ref"}:
