@@ -16,7 +16,7 @@ from ds4mlx.server.body import read_body
 from ds4mlx.server.controls import read_model, read_sampling, read_stop, read_thinking
 from ds4mlx.server.errors import Line, engine_error
 from ds4mlx.server.fields import Fields
-from ds4mlx.server.openai_messages import read_tool_choice
+from ds4mlx.server.openai_messages import read_must_call, read_tool_choice
 from ds4mlx.server.responses_events import Asked, Object, ResponseWriter
 from ds4mlx.server.responses_input import input_items, only_results, read_input, resolved
 from ds4mlx.server.responses_store import ResponseStore
@@ -129,7 +129,8 @@ def read_request(body: Fields, settings: Settings, store: ResponseStore, request
     thinking, effort = read_thinking(body, model, settings)
     conversation = Conversation(
         (*leading, *read.messages), read.tools.tools, thinking, effort, _read_format(body),
-        tools_banned=read_tool_choice(body, read.tools.tools), ids=(*_hints(body), *hints))
+        tools_banned=read_tool_choice(body, read.tools.tools), must_call=read_must_call(body, read.tools.tools),
+        ids=(*_hints(body), *hints))
     limit = body.integer("max_output_tokens", 0)
     turn = Turn(
         conversation, read_sampling(body, settings),
