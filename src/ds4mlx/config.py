@@ -43,7 +43,8 @@ class Settings:
     min_p: float = 0.05
     top_k: int = 0
     seed: int | None = None                     # None: a fresh one for each answer
-    # states on disk
+    # states to go on from, in memory and on disk
+    kv_rewind_points: int = 16                  # earlier lengths of a conversation that can be gone back to
     kv_disk_dir: Path | None = None             # None: in memory only
     kv_disk_space_mb: int = 4096
     kv_cache_min_tokens: int = 512
@@ -102,7 +103,8 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "think_max_min_ctx": (0, 1 << 24), "tokens": (1, 1 << 24), "temp": (0, 100), "top_p": (0, 1), "min_p": (0, 1),
     "top_k": (0, 1 << 24), "seed": (0, (1 << 64) - 1), "port": (0, 65535), "max_queue": (0, 1 << 20),
     "max_body_mb": (1, 1 << 16), "sse_keepalive_seconds": (0, 86400), "send_stall_timeout": (0.1, 86400),
-    "drain_seconds": (0, 86400), "kv_disk_space_mb": (1, 1 << 30), "kv_cache_min_tokens": (1, 1 << 24),
+    "drain_seconds": (0, 86400), "kv_rewind_points": (1, 256),
+    "kv_disk_space_mb": (1, 1 << 30), "kv_cache_min_tokens": (1, 1 << 24),
     "kv_cache_cold_max_tokens": (0, 1 << 24), "kv_cache_continued_interval_tokens": (0, 1 << 24),
     "kv_cache_boundary_trim_tokens": (0, 1 << 20), "kv_cache_boundary_align_tokens": (0, 1 << 20),
     "tool_memory_max_ids": (1, 1 << 24), "responses_store": (0, 1 << 20), "trace_max_mb": (0, 1 << 20),

@@ -123,6 +123,20 @@ def test_marks_thin_out_but_the_first_and_the_last_stay(engine):
     assert session.rewind(39) == 39 and session.rewind(1) == 1
 
 
+@pytest.mark.parametrize("most", [1, 2, 3, 5, 16])
+def test_no_more_marks_are_kept_than_asked_for_and_their_distances_grow_going_back(most, tiny_path):
+    engine = open_mlx(Settings(ctx=1024, kv_rewind_points=most), tiny_path)
+    session = engine.open(1024)
+    for i in range(60):
+        engine.prefill(session, [5 + i])
+        session.mark()
+    gaps = [b - a for a, b in zip(session.marks, session.marks[1:])]
+    engine.close()
+    assert len(session.marks) == most and session.marks[-1] == 60
+    assert most < 3 or (session.marks[0], session.marks[-2]) == (1, 59)
+    assert most < 5 or max(gaps[:most // 2]) > max(gaps[most // 2:])
+
+
 def test_a_failure_in_the_middle_of_the_layers_leaves_the_session_as_it_was(engine, session, monkeypatch):
     expected, calls = generate(engine, session, 5), iter([ops.expert_down] * 3)
     assert session.rewind(0) == 0

@@ -26,7 +26,7 @@ def add_parser(subparsers: "_SubParsersAction[ArgumentParser]") -> None:
     add_sampling_flags(parser)
     _add_network_flags(parser.add_argument_group("network"))
     _add_request_flags(parser.add_argument_group("requests"))
-    _add_cache_flags(parser.add_argument_group("states on disk"))
+    _add_cache_flags(parser.add_argument_group("states to go on from"))
     _add_trace_flags(parser.add_argument_group("trace"))
     parser.set_defaults(run=run)
 
@@ -73,6 +73,8 @@ def _add_request_flags(group: ArgumentParser) -> None:
 
 
 def _add_cache_flags(group: ArgumentParser) -> None:
+    group.add_argument("--kv-rewind-points", metavar="N",
+                       help="earlier lengths of a conversation that can be gone back to (16)")
     group.add_argument("--kv-disk-dir", metavar="DIR", help="keep states of conversations here (nowhere)")
     group.add_argument("--kv-disk-space-mb", metavar="N", help="most MiB that they may take (4096)")
     group.add_argument("--kv-cache-min-tokens", metavar="N", help="shortest state worth a file (512)")

@@ -52,8 +52,9 @@ class MLXEngine:
             layout=schema.layout_fp(self._config, self._packed), quant_bits=_quant_bits(file))
 
     def plan(self, context: int, sessions: int) -> MemoryPlan:
-        return mlx_memory.plan(self._file, self._config, context, sessions, self._packed,
-                               self._settings.prefill_chunk, self._limit)
+        s = self._settings
+        return mlx_memory.plan(self._file, self._config, context, sessions, self._packed, s.kv_rewind_points,
+                               s.prefill_chunk, self._limit)
 
     def arrays(self, tokens: int) -> Mapping[str, tuple[tuple[int, ...], np.dtype]]:
         return {name: (a.shape, a.dtype) for name, a in schema.arrays(self._config, tokens, self._packed).items()}
@@ -63,7 +64,7 @@ class MLXEngine:
         if not 0 < context <= self._config.max_position_embeddings:
             raise ValueError(f"context of {context} tokens, the model takes 1 to "
                              f"{self._config.max_position_embeddings}")
-        return MLXSession(self._model, context)
+        return MLXSession(self._model, context, self._settings.kv_rewind_points)
 
     def prefill(self, session: MLXSession, tokens: Sequence[int]) -> None:
         self._own()

@@ -3,7 +3,6 @@ import os
 
 import mlx.core as mx
 
-from ds4mlx.engine.mlx_session import MARKS
 from ds4mlx.engine.protocol import MemoryPlan
 from ds4mlx.errors import DoesNotFit
 from ds4mlx.gguf.reader import GGUF
@@ -52,9 +51,9 @@ def weights_bytes(file: GGUF, config: Config) -> int:
     return sum(spans.values())
 
 
-def session_bytes(config: Config, context: int, packed: bool) -> int:
+def session_bytes(config: Config, context: int, packed: bool, most_marks: int) -> int:
     """A full state, and what it can be rewound to: a mark holds its own window, frontiers and logits."""
-    marks = min(MARKS + 1, context)  # one more while they are thinned
+    marks = min(most_marks + 1, context)  # one more while they are thinned
     return schema.session_bytes(config, context, packed) + marks * schema.mark_bytes(config, packed)
 
 
@@ -75,10 +74,10 @@ def scratch_bytes(config: Config, chunk: int, context: int) -> int:
     return 4 * (chunk * per_token + attended + scored + rows * c.head_dim + 3 * (1 << 25))
 
 
-def plan(file: GGUF, config: Config, context: int, sessions: int, packed: bool, chunk: int,
+def plan(file: GGUF, config: Config, context: int, sessions: int, packed: bool, most_marks: int, chunk: int,
          limit: int) -> MemoryPlan:
     """`sessions` full states of `context` tokens beside the weights."""
-    return MemoryPlan(weights_bytes(file, config), session_bytes(config, context, packed), sessions,
+    return MemoryPlan(weights_bytes(file, config), session_bytes(config, context, packed, most_marks), sessions,
                       scratch_bytes(config, min(chunk, context), context), limit)
 
 

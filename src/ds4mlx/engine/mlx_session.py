@@ -12,7 +12,6 @@ from ds4mlx.models.deepseek_v4.graph import Model
 from ds4mlx.models.deepseek_v4.state import CompressorState, LayerMark, LayerState
 
 MARKS = 16            # places to rewind to that a session keeps
-MARK_EVERY = 2048     # tokens of prefill between automatic marks
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,9 +22,9 @@ class Mark:
 
 
 class MLXSession:
-    """See engine.protocol.Session."""
+    """See engine.protocol.Session. most_marks: places to rewind to that it keeps."""
 
-    def __init__(self, model: Model, context: int) -> None:
+    def __init__(self, model: Model, context: int, most_marks: int = MARKS) -> None:
         self.tokens: list[int] = []
         self.context = context
         self.epoch = 0      # grows when rows that were there may be others from now on
@@ -33,6 +32,7 @@ class MLXSession:
         self._model = model
         self._next: mx.array | None = None
         self._marks: list[Mark] = []
+        self._most_marks = most_marks
         self._start = self._here()
 
     def feed(self, tokens: list[int]) -> None:
@@ -48,8 +48,6 @@ class MLXSession:
             self._go_to(before)
             raise
         self.tokens.extend(tokens)
-        if len(tokens) > 1 and len(self.tokens) % MARK_EVERY == 0:
-            self.mark()
 
     def next_logits(self) -> mx.array:
         """f32 [V] on the device."""
@@ -68,15 +66,15 @@ class MLXSession:
         if not self.tokens or self._marks and self._marks[-1].length == len(self.tokens):
             return
         self._marks.append(self._here())
-        if len(self._marks) > MARKS:
+        if len(self._marks) > self._most_marks:
             del self._marks[self._least_useful()]
 
     def _least_useful(self) -> int:
         """The mark whose loss leaves the smallest gap for its age: distances double going back. The first and the
-        last two stay."""
+        last two stay, as far as there may be so many."""
         at = [m.length for m in self._marks]
         now = len(self.tokens) + 1
-        return min(range(1, len(at) - 2), key=lambda i: (at[i + 1] - at[i - 1]) / (now - at[i]))
+        return min(range(1, len(at) - 2), key=lambda i: (at[i + 1] - at[i - 1]) / (now - at[i]), default=0)
 
     def rewind(self, length: int) -> int:
         if length >= len(self.tokens):
