@@ -53,8 +53,8 @@ def computed() -> None:
     for tokens in range(STEP, 10 * STEP + 1, STEP):
         head = schema.session_bytes(FLASH, tokens, True) - tokens // STEP * span_bytes
         on_disk += span_bytes
-        print(f"{tokens:8,}   {(span_bytes + head) / MB:10,.1f}   {schema.session_bytes(FLASH, tokens, True) / MB:8,.1f}"
-              f"   {schema.session_bytes(FLASH, tokens, False) / MB:22,.1f}")
+        packed, plain = (schema.session_bytes(FLASH, tokens, packed) for packed in (True, False))
+        print(f"{tokens:8,}   {(span_bytes + head) / MB:10,.1f}   {packed / MB:8,.1f}   {plain / MB:22,.1f}")
     print(f"on disk after {10 * STEP:,} tokens with the last head: {(on_disk + head) / GB:.3f} GB")
 
 
