@@ -100,3 +100,11 @@ def test_a_damaged_file_costs_a_prefill_and_no_error(boot, tmp_path):
         path.write_bytes(raw)
     _, source, cached, _ = ask(server, [*history, message, {"role": "user", "content": "More"}])
     assert (source, cached) == ("none", 0)
+
+
+def test_a_stream_tells_at_its_end_what_was_reused(boot):
+    server, body = boot("plan</think>Done."), {"messages": [SYSTEM, {"role": "user", "content": "Hi"}], "stream": True}
+    server.post(json=body)
+    lines = server.post(json={**body, "stream_options": {"include_usage": True}}).text.splitlines()
+    told = json.loads([line for line in lines if '"usage":{' in line][0].removeprefix("data: "))["ds4mlx"]
+    assert told["cache_source"] == "memory-rewind" and told["cache"].startswith("memory-rewind; reused=")

@@ -22,7 +22,7 @@ from ds4mlx.server.fields import Fields
 from ds4mlx.server.openai_messages import read_messages, read_must_call, read_tool_choice, read_tools
 from ds4mlx.server.sse import EventStream, frame, whole
 from ds4mlx.service.service import Service
-from ds4mlx.service.turn import Received, Turn
+from ds4mlx.service.turn import Answer, Received, Turn
 
 UNSUPPORTED = ("audio", "prediction", "web_search_options")
 FINISH: dict[FinishReason, str] = {"stop": "stop", "stop_string": "stop", "tool_calls": "tool_calls",
@@ -42,7 +42,7 @@ async def chat_completions(request: Request) -> Response:
     head = _Head(chat.model, f"ds4mlx-{service.info.fingerprint[:8]}")
     headers = {"x-ds4mlx-effort": answer.lowered_effort} if answer.lowered_effort else {}
     if chat.stream:
-        writer = ChunkWriter(chat, head, settings.reasoning_field)
+        writer = ChunkWriter(chat, head, settings.reasoning_field, answer)
         return EventStream(answer, writer, headers, keepalive_s=settings.sse_keepalive_seconds,
                            stall_s=settings.send_stall_timeout)
     events = await whole(answer, request.receive)
@@ -156,8 +156,8 @@ def completion(head: _Head, events: list[Event], logprobs: bool, reasoning_field
 class ChunkWriter:
     """The answer as chat.completion.chunk events: a Writer of `sse`."""
 
-    def __init__(self, chat: Chat, head: _Head, reasoning_field: str) -> None:
-        self.chat, self.head, self.reasoning_field = chat, head, reasoning_field
+    def __init__(self, chat: Chat, head: _Head, reasoning_field: str, answer: Answer) -> None:
+        self.chat, self.head, self.reasoning_field, self.answer = chat, head, reasoning_field, answer
         self.progress = Progress(0, 0)
         self.keepalives = 0
         self.logprobs: list[Json] = []  # of tokens whose text comes with the next delta
@@ -196,7 +196,10 @@ class ChunkWriter:
             return _frame(openai_shape(fault)) + frame("[DONE]")
         last = self._delta({}, FINISH[end.reason])
         if self.chat.include_usage:
-            last += _frame(self.head.object("chat.completion.chunk", []) | {"usage": usage_object(end.usage)})
+            # The headers were sent before it was known what can be reused.
+            reused = {"cache_source": self.answer.source, "cache": self.answer.cache_line}
+            last += _frame(self.head.object("chat.completion.chunk", [])
+                           | {"usage": usage_object(end.usage), "ds4mlx": reused})
         return last + frame("[DONE]")
 
     def _delta(self, delta: dict[str, Json], finish: str | None = None) -> bytes:
