@@ -259,6 +259,28 @@ def test_raw_reasoning_is_streamed_where_the_server_is_told_to(serve):
     assert events[-1][1]["response"]["output"][0]["content"] == [{"type": "reasoning_text", "text": "ab"}]
 
 
+FORCED = {"required": ["bash", "patch"], **{kind: [name] for kind, name in (("function", "bash"), ("custom", "patch"))}}
+
+
+@pytest.mark.parametrize("kind", FORCED)
+def test_a_forced_call_comes_whatever_the_model_would_say(serve, kind):
+    server = serve("Just text, and more of it. " * 20)
+    choice = kind if kind == "required" else {"type": kind, "name": FORCED[kind][0]}
+    item = whole(server, tools=[FUNCTIONS[0], PATCH], tool_choice=choice, max_output_tokens=300, **OFF)["output"][0]
+    assert item["name"] in FORCED[kind] and item["call_id"].startswith("call_")
+    assert item["type"] == {"bash": "function_call", "patch": "custom_tool_call"}[item["name"]]
+
+
+def test_a_text_format_is_kept(serve):
+    schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"],
+              "additionalProperties": False}
+    form = {"type": "json_schema", "name": "n", "schema": schema, "strict": True}
+    text = {"format": form}
+    answer = whole(serve("Just text." * 20), text=text, max_output_tokens=200, **OFF)
+    assert isinstance(json.loads(answer["output"][0]["content"][0]["text"])["ok"], bool)
+    assert answer["text"] == text
+
+
 # ---- the official client
 
 TALKS = ["text", "reasoning", "tool", "parallel tools", "custom tool", "stop string"]

@@ -311,9 +311,11 @@ def test_the_store_keeps_a_number_of_responses_and_an_amount_of_text():
     assert few.item("msg_3")["text"] == "x" * 30 and few.item("msg_0") is None
 
 
-def test_an_answer_that_has_no_question_names_the_input(agent):
-    refused = respond(agent, [spoke()]).json()["error"]
-    assert refused["param"] == "input"
+def test_errors_name_the_fields_of_this_api(agent):
+    impossible = {"format": {"type": "json_schema", "name": "n", "schema": {"$ref": "#/nowhere"}}}
+    for fields, param in (({"items": [spoke()]}, "input"), ({"items": "Hi", "text": impossible}, "text.format")):
+        refused = respond(agent, **fields)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
 
 
 def test_a_prompt_that_is_too_long_is_refused_with_the_numbers(serve):

@@ -27,6 +27,7 @@ from ds4mlx.service.turn import Answer, Received, Turn
 
 SUMMARIES = ("auto", "concise", "detailed")
 SEALED = "reasoning.encrypted_content"
+OWN_NAMES = {"messages": "input", "response_format": "text.format"}  # of what is called otherwise elsewhere
 SESSION_HEADERS = ("session-id", "x-session-id")
 
 
@@ -73,10 +74,10 @@ async def _run(service: Service, turn: Turn) -> Answer:
     try:
         return await service.run(turn)
     except BadRequest as fault:
-        if fault.param == "messages":   # as the renderer calls what is `input` here
-            raise BadRequest(str(fault), param="input", code=fault.code, status=fault.status,
-                             details=fault.details) from fault
-        raise
+        if fault.param not in OWN_NAMES:
+            raise
+        raise BadRequest(str(fault), param=OWN_NAMES[fault.param], code=fault.code, status=fault.status,
+                         details=fault.details) from fault
 
 
 class _Begun:
