@@ -212,3 +212,9 @@ def test_a_call_that_must_come_comes_whatever_the_model_would_say(serve, choice)
     message = server.post("/v1/messages", json=body(tools=TOOLS, tool_choice=choice, **OFF)).json()
     assert [part["type"] for part in message["content"]] == ["tool_use"], message
     assert (message["content"][0]["name"], message["stop_reason"]) == ("bash", "tool_use")
+
+
+def test_a_begun_answer_is_gone_on_with_without_thinking(serve):
+    begun = {"messages": [{"role": "user", "content": "Six times seven?"}, {"role": "assistant", "content": "It is"}]}
+    message = serve(" 42.").post("/v1/messages", json=body(**ON) | begun).json()
+    assert message["content"] == [{"type": "text", "text": " 42."}]

@@ -91,7 +91,8 @@ def read_asked(body: Fields, settings: Settings, request_id: str = "",
         (*read_system(body), *said), tools, thinking, effort, _read_format(body), tools_banned=choice.banned,
         must_call=choice.must_call, continue_final=said[-1].role == "assistant", ids=_hints(body, headers))
     turn = Turn(conversation, read_sampling(body, settings), max_tokens=body.integer("max_tokens", 1),
-                stop=read_stop(body, "stop_sequences"), one_call=choice.one_call, api="anthropic", request_id=request_id)
+                stop=read_stop(body, "stop_sequences"), one_call=choice.one_call, api="anthropic",
+                request_id=request_id)
     return Asked(turn, model, body.boolean("stream") or False, _shows_thinking(body),
                  CONTEXT_BETA in headers.get("anthropic-beta", ""))
 
