@@ -1,9 +1,8 @@
 """A DSML block as a grammar: calls of given tools, their arguments held to the schema where the tool is strict.
 
-    tool_calls>\n  <invoke name="NAME">\n  <parameter ...>...</parameter>\n  </invoke>  \n</tool_calls>
-
-A strict tool's parameters come in the order of its schema, those it does not declare but allows at the end. A value that is a string is written
-raw, as the model was trained to, where its schema limits nothing but its length or lists it; every other value is JSON.
+A strict tool's parameters come in the order of its schema, those that it allows without declaring them at the end. A
+string is written raw, as the model was trained to, where its schema limits nothing but its length or lists it; every
+other value is JSON. A tool that is not strict takes any parameters.
 """
 import json
 from collections.abc import Iterator, Sequence
@@ -22,7 +21,7 @@ PLAIN = {"type", "properties", "required", "additionalProperties"}  # all that l
 # A raw value reads up to the "</" of its closing tag, whose mark no text can be. Entities would be decoded: where
 # characters count, there are none.
 _ENTITY = "/(?s:.*)&(amp|lt|gt|quot|apos);(?s:.*)/"
-_NAME = "/[A-Za-z0-9_.:-]{1,64}/"   # of a parameter that no schema declares
+_NAME = r'/[^"<>&\x00-\x1f]{1,200}/'   # of a parameter that no schema declares
 _COMMON = rf'''
 block: "tool_calls>\n<" dsml call ("\n<" dsml call)* "\n</" dsml "tool_calls>"
 any: "<" dsml "parameter name=\"" NAME "\" string=\"" (any_raw | any_json) dsml "parameter>\n"

@@ -1,0 +1,40 @@
+"""Forced calls of the tiny model, whose weights are noise: the real engine under the same masks."""
+import asyncio
+import json
+import random
+
+import jsonschema
+import pytest
+from host import talk, user
+from random_tools import random_tool
+
+from ds4mlx.chat.events import gather
+from ds4mlx.config import Settings
+from ds4mlx.engine.protocol import Sampling
+from ds4mlx.service.service import open_service
+from ds4mlx.service.turn import Turn
+
+
+async def check_calls(path, seeds):
+    service = open_service(Settings(model=path, ctx=4096, drain_seconds=5))
+    await service.start()
+    try:
+        for seed in seeds:
+            tool = random_tool(random.Random(seed))
+            asked = talk(user("Hi"), tools=(tool,), thinking=False, must_call=("run",))
+            answer = await service.run(Turn(asked, Sampling(seed=seed), one_call=True))
+            (name, arguments), = gather([event async for event in answer]).calls
+            jsonschema.validate(json.loads(arguments), tool.schema["parameters"])
+            assert name == "run"
+    finally:
+        await service.close(5)
+
+
+def test_a_model_of_noise_makes_calls_that_satisfy_their_schemas(tiny_path):
+    asyncio.run(check_calls(tiny_path, [5003, 5004]))
+
+
+@pytest.mark.sweep
+@pytest.mark.slow
+def test_two_hundred_random_schemas_are_satisfied_by_a_model_of_noise(tiny_path):
+    asyncio.run(check_calls(tiny_path, range(5000, 5200)))
