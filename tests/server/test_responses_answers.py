@@ -116,7 +116,7 @@ def nameless(value):
     text = re.sub(r'"(resp|msg|rs|fc|ctc|tsc|call)_[0-9a-f]+"', r'"\1_"', json.dumps(value, ensure_ascii=False))
     value = json.loads(re.sub(r'"(created_at|completed_at)": \d+', r'"\1": 0', text))
     if value.get("usage"):
-        value["usage"].pop("input_tokens_details")
+        del value["usage"]["input_tokens_details"], value["ds4mlx"]
     return value
 
 
@@ -241,6 +241,13 @@ def test_usage_counts_reasoning_and_what_was_cached(serve):
     assert first["input_tokens_details"] == {"cached_tokens": 0, "cache_write_tokens": first["input_tokens"]}
     assert again["input_tokens_details"]["cached_tokens"] == again["input_tokens"]
     assert first["total_tokens"] == first["input_tokens"] + first["output_tokens"]
+
+
+def test_a_stream_tells_at_its_end_what_was_reused(serve):
+    server = serve()
+    for source in ("none", "memory-rewind"):
+        told = stream(server, "Hi there " * 20, **OFF)[-1][1]["response"]["ds4mlx"]
+        assert told["cache_source"] == source and told["cache"].startswith(source)
 
 
 def test_a_response_repeats_what_it_was_asked_with(serve):

@@ -33,7 +33,7 @@ BODY = {
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
     | st.text(st.characters(codec=None), max_size=8)
-    | st.sampled_from(["", "reasoning", "item_reference", "mcp_call", "x_output", "user", "\ud800", "none", "required"]),
+    | st.sampled_from(["", "reasoning", "item_reference", "mcp_call", "x_output", "user", "\ud800", "required"]),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(
         st.sampled_from(["type", "text", "content", "role", "name", "id", "call_id", "output"]), inner, max_size=3),
     max_leaves=6)

@@ -42,7 +42,8 @@ async def responses(request: Request) -> Response:
     received = Received(asked.writing.model, asked.stream, request.state.body) if service.trace is not None else None
     answer = await _run(service, replace(asked.turn, received=received))
     headers = {"x-ds4mlx-effort": answer.lowered_effort} if answer.lowered_effort else {}
-    writer = ResponseWriter(asked.writing, asked.keep)
+    writer = ResponseWriter(asked.writing, asked.keep,
+                            lambda: {"cache_source": answer.source, "cache": answer.cache_line})
     if asked.stream:
         begun = await _Begun.of(answer) if only_results(asked.turn.conversation.messages) else answer
         return EventStream(begun, writer, headers, keepalive_s=settings.sse_keepalive_seconds,

@@ -39,10 +39,14 @@ class Asked:
 
 
 class ResponseWriter:
-    """A Writer of `sse`. `response` is the whole object at the end of the answer, of which `keep` is told then."""
+    """A Writer of `sse`. `response` is the whole object at the end of the answer, of which `keep` is told then.
 
-    def __init__(self, asked: Asked, keep: Callable[[Object], None] = lambda response: None) -> None:
-        self.asked, self._keep = asked, keep
+    reused: what is known by then of the prompt's reuse; a stream's headers go out before that.
+    """
+
+    def __init__(self, asked: Asked, keep: Callable[[Object], None] = lambda response: None,
+                 reused: Callable[[], Object] = dict) -> None:
+        self.asked, self._keep, self._reused = asked, keep, reused
         self.response: Object = {
             "id": asked.id, "object": "response", "created_at": asked.created, "status": "in_progress",
             "model": asked.model, "output": [], "usage": None, "error": None, "incomplete_details": None,
@@ -118,7 +122,8 @@ class ResponseWriter:
         whole = end.reason in ("stop", "stop_string", "tool_calls")
         yield from self._close(whole)
         status = "completed" if whole else "incomplete" if end.reason == "length" else "failed"
-        self.response = {**self.response, "status": status, "output": self._output, "usage": usage_object(end.usage)}
+        self.response = {**self.response, "status": status, "output": self._output, "usage": usage_object(end.usage),
+                         "ds4mlx": self._reused()}
         if status == "incomplete":
             self.response["incomplete_details"] = {"reason": "max_output_tokens"}
         elif status == "failed":
