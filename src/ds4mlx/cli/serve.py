@@ -21,7 +21,8 @@ def add_parser(subparsers: "_SubParsersAction[ArgumentParser]") -> None:
     from ds4mlx.cli.options import add_engine_flags, add_sampling_flags
     parser = subparsers.add_parser(
         "serve", allow_abbrev=False, help="serve the model on HTTP",
-        description="An OpenAI-compatible server: POST /v1/chat/completions, GET /v1/models, GET /health.")
+        description="A server that speaks OpenAI's and Anthropic's APIs: /v1/chat/completions, /v1/responses, "
+                    "/v1/messages, /v1/completions, /v1/models, /health, /stats, /metrics.")
     add_engine_flags(parser)
     add_sampling_flags(parser)
     _add_network_flags(parser.add_argument_group("network"))
