@@ -1,5 +1,6 @@
 # make serve   set everything up in .venv and serve the built-in tiny model, or MODEL=FILE.gguf
 # make test    set everything up in .venv and run the tests
+# make test-clients   the same with Claude Code, Codex, opencode and Pi, from npm (1.5 GB in the user's cache)
 # Needs Python 3.11 or newer and the network for packages. Written for the make 3.81 of macOS.
 
 MODEL = tiny
@@ -10,7 +11,7 @@ PYTHON =
 VENV = .venv
 NATIVE = src/ds4mlx/ops/native.cpp src/ds4mlx/ops/native_lanes.h src/ds4mlx/ops/native_products.h
 
-.PHONY: help serve test clean
+.PHONY: help serve test test-clients clean
 
 help:
 	@sed -n -e '/^$$/q' -e 's/^# //p' Makefile
@@ -21,6 +22,10 @@ serve: $(VENV)/.ready
 
 test: $(VENV)/.ready-to-test
 	$(VENV)/bin/python -m pytest $(ARGS)
+
+test-clients: $(VENV)/.ready-to-test
+	$(VENV)/bin/python tests/clients/agents.py
+	sh .ci/loopback-only $(VENV)/bin/python -m pytest tests/clients -m "clients or not clients" -rA $(ARGS)
 
 clean:
 	rm -rf $(VENV)
