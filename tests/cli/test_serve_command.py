@@ -83,3 +83,13 @@ def test_a_port_in_use_is_exit_1_with_the_reason(serve, vocabulary):
                              "--no-lock", "--port", port], capture_output=True, text=True, timeout=30)
     assert second.returncode == 1 and f"cannot listen on 127.0.0.1:{port}" in second.stderr
     assert "Traceback" not in second.stderr
+
+
+def test_a_cache_directory_that_cannot_be_used_is_exit_1_with_the_reason(vocabulary, tmp_path):
+    (tmp_path / "kv").write_text("a file")
+    refused = subprocess.run([sys.executable, "-m", "ds4mlx", "serve", "--model", vocabulary, "--engine", "stub",
+                              "--no-lock", "--port", "0", "--kv-disk-dir", tmp_path / "kv"],
+                             capture_output=True, text=True, timeout=30)
+    complaints = [line for line in refused.stderr.splitlines() if "kv" in line]
+    assert refused.returncode == 1 and len(complaints) == 1 and "give a --kv-disk-dir" in complaints[0]
+    assert "Traceback" not in refused.stderr

@@ -226,3 +226,51 @@ def test_a_state_that_is_restored_again_and_again_without_progress_is_left_alone
         running.ask(talk(user("A title?")))                     # too short to be saved itself
         sources.append(follow(running, first).source)
     assert sources[:2] == ["disk-text", "disk-text"] and sources[2] != "disk-text"
+
+
+class Watched(StubEngine):
+    """Notes its steps, and what is read of its sessions for a save."""
+    log: list[str]
+
+    def open(self, context):
+        session = super().open(context)
+        snapshot = session.snapshot
+        session.snapshot = lambda: WatchedSnapshot(snapshot(), self.log)
+        return session
+
+    def decode(self, rows):
+        self.log.append("step")
+        return super().decode(rows)
+
+
+class WatchedSnapshot:
+    def __init__(self, snapshot, log):
+        self.tokens, self._snapshot, self._log = snapshot.tokens, snapshot, log
+
+    def span(self, index):
+        self._log.append("piece")
+        return self._snapshot.span(index)
+
+    def head(self, spans):
+        self._log.append("piece")
+        return self._snapshot.head(spans)
+
+
+def test_a_save_during_decoding_is_exported_between_steps_a_piece_at_a_time(keep):
+    Watched.log = log = []
+    running = keep(["Plan.</think>" + "word " * 20], engine=Watched, kv_cache_cold_max_tokens=0,
+                   kv_cache_continued_interval_tokens=8192)
+    empty = running.prompt(talk(user("")))
+    running.ask(talk(user("x" * (8192 - empty - 10))))          # the answer's tenth token is the 8192nd
+    pieces = [i for i, what in enumerate(log) if what == "piece"]
+    assert len(pieces) == 4 + 1 and running.store.stats().saved == 1
+    assert all("step" in log[a:b] for a, b in zip(pieces, pieces[1:]))
+
+
+def test_a_save_that_outlasts_its_answer_is_finished(keep):
+    Watched.log = []
+    running = keep(["Plan.</think>Yes."], engine=Watched, kv_cache_cold_max_tokens=0,
+                   kv_cache_continued_interval_tokens=8192)
+    empty = running.prompt(talk(user("")))
+    running.ask(talk(user("x" * (8192 - empty - 8))))
+    assert running.store.stats().saved == 1

@@ -254,7 +254,8 @@ class Scheduler:
             if done in stops or done % MARK_EVERY == 0:
                 slot.mark(start.rest[done - start.reused:])
             if reason := stops.get(done):
-                self._save(request, reason)
+                self._start_saving(request, reason)
+                slot.finish_saving()
         slot.mark([])        # and where another try at this answer goes on
 
     def _decode(self, request: Request, start: Start) -> list[int]:
@@ -269,13 +270,14 @@ class Scheduler:
                 generated.append(step.token)
                 if request.accept(step):
                     return generated
+            self._slot.go_on_saving()
             if request.interruptible() and self._slot.crossed():
-                self._save(request, "continued")
+                self._start_saving(request, "continued")
         return generated
 
-    def _save(self, request: Request, reason: Reason) -> None:
+    def _start_saving(self, request: Request, reason: Reason) -> None:
         tokens = self._slot.session.tokens
-        if self._slot.save(reason, request.blocks_in(tokens)):
+        if self._slot.start_saving(reason, request.blocks_in(tokens)):
             request.saves(reason, len(tokens))
 
     def _settle(self, request: Request, start: Start, generated: list[int]) -> None:

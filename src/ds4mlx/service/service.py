@@ -29,6 +29,7 @@ from ds4mlx.service.scheduler import Scheduler, State
 from ds4mlx.service.trace import RequestTrace, Trace
 from ds4mlx.service.trace_records import Asked
 from ds4mlx.service.turn import Answer, EncodedPrompt, Turn
+from ds4mlx.sessions.directory import CacheDirectory
 from ds4mlx.sessions.explain import Origin
 from ds4mlx.sessions.identity import Identity
 from ds4mlx.sessions.lookup import Api, TrailingResults, Wanted
@@ -74,7 +75,10 @@ class Service:
         self._warned_of_effort = False
 
     async def start(self) -> ModelInfo:
-        """Load the model and compute one step. Raises what the engine raises: ModelFileError, DoesNotFit."""
+        """Load the model and compute one step. Raises what the engine raises: ModelFileError, DoesNotFit; and first of
+        all, CheckpointError for a cache directory that cannot be used."""
+        if self.settings.kv_disk_dir is not None:   # a model takes minutes to load
+            CacheDirectory(self.settings.kv_disk_dir.expanduser()).close()
         info = await asyncio.to_thread(self.scheduler.start)
         self._vocabulary = Vocabulary(self.tokenizer, info.vocab)
         return info

@@ -9,15 +9,15 @@ from typing import Protocol
 
 import numpy as np
 
-from ds4mlx.engine.protocol import SPAN_TOKENS, Engine, Session
+from ds4mlx.engine.protocol import Engine, Session
 from ds4mlx.errors import BadRequest, CheckpointError
+from ds4mlx.service.export import Export
 from ds4mlx.sessions.explain import Explanation, Origin, Row, explain, first_mismatch
 from ds4mlx.sessions.header import Reason
 from ds4mlx.sessions.lookup import (
     MIN_REWIND, VISIBLE, Decision, Live, Plan, RewindPoint, Source, Stored, Verdict, VisibleKey, Wanted, clean_cut,
     decide, still_bound, tool_state_gone)
 from ds4mlx.sessions.policy import GAIN, SaveRules, crosses, prefill_boundaries
-from ds4mlx.sessions.saving import SaveJob
 from ds4mlx.sessions.store import Candidate, Store
 from ds4mlx.sessions.toolmap import ToolBlock
 from ds4mlx.text.keys import GrowingKey
@@ -80,6 +80,7 @@ class Slot:
         self._calls_at = 0
         self._blocks: dict[ToolBlock, int] = {}     # sampled calls of the history, and a length that holds them
         self._asked_at = 0                          # length at which a continued save was last considered
+        self._export: Export | None = None          # a save that was begun
         self._restored = ""                         # file that the present request went on from
         self._said_as: Wanted | None = None         # a request that the session holds in other words than its own
 
@@ -89,6 +90,7 @@ class Slot:
         """Bring the session to the longest beginning of the request that can be had, from disk only with `disk`. Raises
         BadRequest when the request goes on from a state that is gone."""
         self._restored = ""
+        self.finish_saving()
         stored, rejected = self._stored(wish.wanted.key) if disk else ([], ())
         live = self._live()
         decision = decide(wish.wanted, live, [known for known, _ in stored])
@@ -222,6 +224,8 @@ class Slot:
     def mark(self, left: Sequence[int] | None = None) -> None:
         """Leave a place to go back to. left: the tokens of the prompt that are still to come, None behind it."""
         self.session.mark()
+        if left is not None and not left and self._store is not None:
+            self._key.of(self.session.tokens)   # so that a save between two steps has only the answer to spell
         wanted = self._said_as
         if left is None or wanted is None or wanted.api == "completions":
             return
@@ -246,6 +250,7 @@ class Slot:
 
     def keep(self, length: int) -> None:
         """Drop what an engine drafted behind `length` tokens and nobody took."""
+        self.finish_saving()
         if length >= len(self.session.tokens):
             return
         kept = list(self.session.tokens[:length])
@@ -265,25 +270,50 @@ class Slot:
 
     def save(self, reason: Reason, blocks: tuple[ToolBlock, ...] = ()) -> bool:
         """Hand the session as it is to the writer, unless it is not worth it; whether that was done. Raises nothing."""
+        return self.start_saving(reason, blocks) and self.finish_saving()
+
+    def start_saving(self, reason: Reason, blocks: tuple[ToolBlock, ...] = ()) -> bool:
+        """Begin to hand over the session as it is, which `go_on_saving` does a piece at a time; whether that is worth
+        it. Raises nothing."""
+        self.finish_saving()
         n = len(self.session.tokens)
         if self._store is None or not n or reason == "continued" and not self._store.idle:
             return False
         try:
             tokens = np.array(self.session.tokens, np.uint32)
-            if why := self._store.why_not_save(reason, tokens, [key.key for key in self._visible if key.frontier == n]):
+            visible = tuple((key.key, key.kind) for key in self._visible if key.frontier == n)
+            if why := self._store.why_not_save(reason, tokens, [key for key, _ in visible]):
                 log.debug("kv cache skipped tokens=%d because %s", n, why)
                 return False
-            return self._store.save(self._job(reason, tokens, blocks), WAIT_S.get(reason, 0.0))
+            self._export = Export(self.session.snapshot(), self._key.of(self.session.tokens), reason,
+                                  self._store.missing_spans(tokens), visible,
+                                  tuple(dict.fromkeys((*self._blocks, *blocks))))
         except Exception:  # whatever it was, no request may fail because it could not be saved
             log.exception("kv cache skipped tokens=%d because of a defect", n)
             return False
+        return True
 
-    def _job(self, reason: Reason, tokens: np.ndarray, blocks: tuple[ToolBlock, ...]) -> SaveJob:
-        n, snapshot = len(tokens), self.session.snapshot()
-        rows = {span: snapshot.span(span) for span in self._store.missing_spans(tokens)}
-        aliases = tuple((key.key, key.kind) for key in self._visible if key.frontier == n)
-        return SaveJob(self._key.of(self.session.tokens), "token-text", reason, snapshot.head(n // SPAN_TOKENS), rows,
-                       aliases, tuple(dict.fromkeys((*self._blocks, *blocks))))
+    def go_on_saving(self) -> bool | None:
+        """The next piece of a save that was begun. None while there are more, else whether the writer took it."""
+        export = self._export
+        if export is None:
+            return False
+        try:
+            job = export.step()
+            if job is None:
+                return None
+            self._export = None
+            return self._store.save(job, WAIT_S.get(export.reason, 0.0))
+        except Exception:  # as above
+            log.exception("kv cache skipped tokens=%d because of a defect", export.tokens)
+            self._export = None
+            return False
+
+    def finish_saving(self) -> bool:
+        """All that is left of a save that was begun; whether the writer took it."""
+        while (taken := self.go_on_saving()) is None:
+            pass
+        return taken
 
     @property
     def restored(self) -> str:
