@@ -35,7 +35,8 @@ def random_schema(rng, depth):
             "short": {"type": "string", "minLength": 2, "maxLength": 4},
             "enum": {"enum": rng.sample([*ODD, 1, 2.5, None, True], rng.randint(1, 5))},
             "integer": {"type": "integer", "minimum": low, "maximum": low + rng.randint(0, 500)},
-            "number": {"type": "number", "minimum": low, "exclusiveMaximum": low + 10},
+            # Without the last a model of noise, sampled greedily there, may repeat its favourite digit for ever.
+            "number": {"type": "number", "minimum": low, "exclusiveMaximum": low + 10, "multipleOf": 0.25},
             "boolean": {"type": "boolean"}, "null": {"type": "null"}, "const": {"const": rng.choice(ODD)},
             "pattern": {"type": "string", "pattern": "^[a-c]{2,5}$"}, "date": {"type": "string", "format": "date"},
             "nullable": {"type": ["string", "null"], "maxLength": 5}, "ref": {"$ref": "#/$defs/point"}}[kind]
