@@ -42,7 +42,8 @@ def allows(tool, *arguments):
     ({"anyOf": [{"type": "string"}, {"type": "integer"}]}, '"7"', True),
     ({"type": "integer", "minimum": 3}, "2", False), ({"type": "integer", "minimum": 3}, "12", True),
     ({"type": "number", "maximum": 5}, "-12.75", True), ({"type": "number", "maximum": 5}, "5.5", False),
-    ({"type": "number"}, "1.5e-7", True), ({"type": "array", "items": {"type": "boolean"}}, "[true, false]", True), ({}, '{"any": [1, "x"]}', True),
+    ({"type": "number"}, "1.5e-7", True), ({"type": "array", "items": {"type": "boolean"}}, "[true, false]", True),
+    ({}, '{"any": [1, "x"]}', True),
     ({"$ref": "#/$defs/node"}, '{"next": {"next": {}}}', True), ({"$ref": "#/$defs/node"}, '{"next": 1}', False),
 ])
 def test_a_value_passes_where_its_schema_allows_it(schema, value, allowed):
