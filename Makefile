@@ -1,6 +1,7 @@
 # make serve   set everything up in .venv and serve the built-in tiny model, or MODEL=FILE.gguf
 # make test    set everything up in .venv and run the tests
-# make test-clients   the same with Claude Code, Codex, opencode and Pi, from npm (1.5 GB in the user's cache)
+# make test-clients   the same with Claude Code, Codex, opencode and Pi, from npm (1.5 GB in the user's cache);
+#              with ARGS='-m slow' what they make of a minute without a token
 # Needs Python 3.11 or newer and the network for packages. Written for the make 3.81 of macOS.
 
 MODEL = tiny
@@ -25,7 +26,7 @@ test: $(VENV)/.ready-to-test
 
 test-clients: $(VENV)/.ready-to-test
 	$(VENV)/bin/python tests/clients/agents.py
-	sh .ci/loopback-only $(VENV)/bin/python -m pytest tests/clients -m "clients or not clients" -rA $(ARGS)
+	sh .ci/loopback-only $(VENV)/bin/python -m pytest tests/clients -m "not slow" -rA $(ARGS)
 
 clean:
 	rm -rf $(VENV)

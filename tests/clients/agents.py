@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ds4mlx.cli.wire_check import find_server
@@ -37,6 +37,7 @@ class Agent:
     command: Callable[[str, bool], list[str]]
     config: str = ""          # where in HOME the text of `ds4mlx wire` belongs
     environment: tuple[tuple[str, str], ...] = ()
+    other_words: tuple[tuple[str, str], ...] = ()   # what to replace in the text of `ds4mlx wire`, and by what
 
     @property
     def path(self):
@@ -44,7 +45,7 @@ class Agent:
 
 
 def _claude(prompt, again):
-    return [*(["--continue"] if again else []), "-p", prompt, "--allowedTools", "Bash"]
+    return [*(["--continue"] if again else []), "-p", prompt, "--allowedTools", "Bash,Edit,Write"]
 
 
 def _codex(prompt, again):
@@ -78,6 +79,12 @@ AGENTS = {agent.name: agent for agent in (
           ".pi/agent/models.json", (("PI_OFFLINE", "1"), ("PI_TELEMETRY", "0"))),
 )}
 
+PI = AGENTS["pi"]
+AGENTS |= {   # the two other APIs that Pi can speak
+    "pi-responses": replace(PI, other_words=(("openai-completions", "openai-responses"),)),
+    "pi-messages": replace(PI, other_words=(("openai-completions", "anthropic-messages"), ('/v1"', '"'))),
+}
+
 
 @dataclass(frozen=True)
 class Ran:
@@ -89,6 +96,9 @@ class Ran:
 def run(agent, url, prompt, home, project, again=False):
     """One run of an agent in the folder `project`, against the server at `url`."""
     setup = CLIENTS[agent.name].setup(find_server(url, None))
+    for word, other in agent.other_words:
+        assert word in setup
+        setup = setup.replace(word, other)
     programs = home / "bin"
     programs.mkdir(parents=True, exist_ok=True)
     started = _starter(agent, setup, home, programs)

@@ -18,10 +18,11 @@ class House:
     server: Server | None = None
     lives: int = 0
 
-    def restart(self):
+    def restart(self, tells=None, **stub):
+        """Another server; `tells` is what its model says, `stub` goes to its engine."""
         self.stop()
         self.lives += 1
-        self.server = start(self.tokenizer, ScriptedModel(self.tokenizer), settings={
+        self.server = start(self.tokenizer, ScriptedModel(self.tokenizer, tells), **stub, settings={
             "kv_disk_dir": self.folder / "kv", "ctx": CTX, "trace": self._trace, "trace_format": "jsonl"})
         return self.server
 

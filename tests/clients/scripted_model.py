@@ -15,13 +15,25 @@ _RESULT = re.compile(r"<tool_result>(.*?)</tool_result>", re.S)
 
 
 class ScriptedModel:
-    """A script for StubEngine over the real vocabulary."""
+    """A script for StubEngine over the real vocabulary. `tells` makes text of a prompt's text."""
 
-    def __init__(self, tokenizer):
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer, tells=None):
+        self._tokenizer, self._tells = tokenizer, tells or answer
 
     def __call__(self, prompt):
-        return self._tokenizer.encode_marked(answer(self._tokenizer.decode(prompt)))
+        return self._tokenizer.encode_marked(self._tells(self._tokenizer.decode(prompt)))
+
+
+def working_off(steps):
+    """A longer task: each step is the calls of one answer, as (tool, arguments); after the last, a final text."""
+    def tells(prompt):
+        done = prompt.partition("<｜Assistant｜>")[2].count(f"</{CALLS}tool_calls>")
+        opening = f"{REASONING}</think>" if prompt.endswith("<think>") else ""
+        if _TOOLS.search(prompt) is None:
+            return opening + SIDE_ANSWER
+        return opening + (block(steps[done]) if done < len(steps) else f"All {done} steps are done.")
+
+    return tells
 
 
 def answer(prompt):
@@ -57,16 +69,24 @@ def shell_of(prompt):
 
 
 def call(tool, line):
-    """A call of a shell as the model writes one: the command, and some words where others are required."""
+    """A call of a shell: the command, and some words where others are required."""
     schema = tool["parameters"]
     parameters = schema["properties"]
     key = next(name for name in ("command", "cmd") if name in parameters)
     values = {key: line if parameters[key].get("type") != "array" else ["bash", "-c", line]}
     values |= {name: "Looks around" for name in schema.get("required", ()) if name != key}
-    spelled = "".join(f'<{CALLS}parameter name="{name}" {_spelled(value)}</{CALLS}parameter>\n'
-                      for name, value in values.items())
-    return (f'\n\n<{CALLS}tool_calls>\n<{CALLS}invoke name="{tool["name"]}">\n{spelled}</{CALLS}invoke>\n'
-            f'</{CALLS}tool_calls>')
+    return block([(tool["name"], values)])
+
+
+def block(calls):
+    """Calls as the model writes them."""
+    told = "".join(f'<{CALLS}invoke name="{name}">\n{_parameters(values)}</{CALLS}invoke>\n' for name, values in calls)
+    return f"\n\n<{CALLS}tool_calls>\n{told}</{CALLS}tool_calls>"
+
+
+def _parameters(values):
+    return "".join(f'<{CALLS}parameter name="{name}" {_spelled(value)}</{CALLS}parameter>\n'
+                   for name, value in values.items())
 
 
 def _spelled(value):
