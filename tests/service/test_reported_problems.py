@@ -94,7 +94,7 @@ def test_decoding_goes_on_while_the_writer_is_busy(keep):
     assert gate.reached.is_set() and not gate.opened.is_set()
     assert reply.said == len("Plan.") + 1 + 2000
     gate.opened.set()
-    assert running.store.flush() and running.store.stats().saved == 1
+    assert running.store.flush() and running.store.stats().saved >= 1
 
 
 # ---- whose states are used

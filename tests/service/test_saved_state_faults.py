@@ -167,7 +167,7 @@ def test_a_state_that_cannot_be_exported_costs_no_request(host, tmp_path, caplog
 def test_an_unusable_directory_is_refused_at_the_start_in_one_sentence(tmp_path, make):
     make(tmp_path / "kv")
     with pytest.raises(CheckpointError) as refused:
-        Host(ANSWERS, engine=pytest.fail, kv_disk_dir=tmp_path / "kv")   # the engine, which takes minutes, is not opened
+        Host(ANSWERS, engine=pytest.fail, kv_disk_dir=tmp_path / "kv")   # which takes minutes, is not called
     told = str(refused.value)
     assert str(tmp_path / "kv") in told and "\n" not in told and ";" in told
 

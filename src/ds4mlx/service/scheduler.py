@@ -295,7 +295,7 @@ class Scheduler:
             self._engine.prefill(slot.session, rest)
             slot.mark()
             slot.bind(ending.visible(len(slot.session.tokens)), ending.call_ids, request.blocks_in(slot.session.tokens))
-            if slot.crossed():
+            if slot.crossed(decoding=False):
                 slot.save("continued")
         except Exception:
             log.exception("the end of an answer could not be kept; the next turn computes more")

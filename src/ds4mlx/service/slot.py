@@ -236,10 +236,10 @@ class Slot:
             here = VisibleKey(wanted.key[:at], VISIBLE[wanted.api], length)
             self._visible = (*(key for key in self._visible if key != here), here)
 
-    def crossed(self) -> bool:
-        """Whether the session has grown past a place of a continued save since this was last so. While the writer is
-        busy it waits, and nothing is asked of the store: decoding must not wait for a disk."""
-        if self._store is None or not self._store.idle:
+    def crossed(self, *, decoding: bool = True) -> bool:
+        """Whether the session has grown past a place of a continued save since this was last so. Between two steps, a
+        writer that is busy puts it off, and nothing is asked of the store: decoding must not wait for a disk."""
+        if self._store is None or decoding and not self._store.idle:
             return False
         before, self._asked_at = self._asked_at, len(self.session.tokens)
         return crosses(self._rules, before, self._asked_at)
@@ -277,7 +277,7 @@ class Slot:
         it. Raises nothing."""
         self.finish_saving()
         n = len(self.session.tokens)
-        if self._store is None or not n or reason == "continued" and not self._store.idle:
+        if self._store is None or not n:
             return False
         try:
             tokens = np.array(self.session.tokens, np.uint32)
