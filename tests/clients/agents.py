@@ -155,7 +155,7 @@ def install(folder, package, version):
 def main():
     if shutil.which("npm") is None:
         return "npm was not found; the clients come from there, install node with npm"
-    for agent in AGENTS.values():
+    for agent in {agent.name: agent for agent in AGENTS.values()}.values():   # Pi is there three times
         manifest = CACHE / agent.name / "node_modules" / agent.package / "package.json"
         if not agent.path.exists() or json.loads(manifest.read_text())["version"] != agent.version:
             install(CACHE / agent.name, agent.package, agent.version)
