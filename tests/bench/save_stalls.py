@@ -4,9 +4,9 @@
 
 The scripted engine, with steps of that length and a state of Flash's shapes, takes a prompt that ends shortly before a
 continued save falls due, nothing of it on disk, and answers past it: five spans of rows and a head are exported, each
-between two steps, and written while the next ones are computed. The same prompt is answered without a cache directory. Told is
-what the engine's thread does between two steps: time that passes, and processor time, which other work on the machine
-hardly changes. Exits 3 when that of a save is longer than a step.
+between two steps, and written while the next ones are computed. The same prompt is answered without a cache directory.
+Told is what the engine's thread does between two steps: time that passes, and processor time, which other work on the
+machine hardly changes. Exits 3 when that of a save is longer than a step.
 """
 import argparse
 import asyncio
