@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ds4mlx.chat.canonical import clean_text
-from ds4mlx.text.keys import after_key, key_ends
+from ds4mlx.text.keys import GrowingKey, after_key, key_ends
 from ds4mlx.text.segments import CONTROL_LITERALS, DSML, EOS, THINK_OPEN, USER, Control, Text, Tokens
 
 LITERALS = [literal.encode() for literal in CONTROL_LITERALS]
@@ -122,3 +122,21 @@ def test_replayed_tokens_after_a_place_stay_as_sampled(v4_tokenizer):
 def test_nothing_goes_on_from_inside_a_token(segments, offset, v4_tokenizer):
     with pytest.raises(ValueError):
         after_key(v4_tokenizer, segments, offset)
+
+
+@given(segments=SEGMENTS, cuts=st.lists(st.integers(0, 100), max_size=6))
+@settings(deadline=None)
+def test_a_growing_key_is_the_key_of_its_ids_wherever_it_is_asked(v4_tokenizer, segments, cuts):
+    ids, growing = v4_tokenizer.encode(segments), GrowingKey(v4_tokenizer)
+    for cut in (*sorted(cuts), len(ids), *cuts):
+        assert growing.of(ids[:cut]) == v4_tokenizer.key_bytes_of_ids(ids[:cut])
+
+
+def test_a_growing_key_spells_a_line_once(v4_tokenizer, monkeypatch):
+    line, spelled = v4_tokenizer.encode_literal("A line of text.\n"), []
+    growing, ids = GrowingKey(v4_tokenizer), line * 100
+    growing.of(ids)
+    spell = v4_tokenizer.key_bytes_of_ids
+    monkeypatch.setattr(v4_tokenizer, "key_bytes_of_ids", lambda ids: spelled.append(len(ids)) or spell(ids))
+    growing.of([*ids, *line])
+    assert sum(spelled) <= 2 * len(line)

@@ -224,8 +224,8 @@ class Slot:
     def mark(self, left: Sequence[int] | None = None) -> None:
         """Leave a place to go back to. left: the tokens of the prompt that are still to come, None behind it."""
         self.session.mark()
-        if left is not None and not left and self._store is not None:
-            self._key.of(self.session.tokens)   # so that a save between two steps has only the answer to spell
+        if self.session.tokens:   # spelled as the session grows, neither a lookup nor a save has to spell it all
+            self._point_keys[len(self.session.tokens)] = len(self._key.of(self.session.tokens))
         wanted = self._said_as
         if left is None or wanted is None or wanted.api == "completions":
             return

@@ -75,11 +75,12 @@ def _piece_ends(pieces: Iterable[str | bytes]) -> list[int]:
 
 
 class GrowingKey:
-    """`key_bytes_of_ids` of a history that mostly grows: what is before its last control token is not spelled again."""
+    """`key_bytes_of_ids` of a history that mostly grows: only what follows its last control token or line is spelled
+    again."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._known: list[int] = []   # up to a control token, which ends every mark before it
+        self._known: list[int] = []   # up to a control token or behind a line: neither is inside a quoted literal
         self._key = b""
 
     def of(self, ids: Sequence[int]) -> bytes:
@@ -87,8 +88,14 @@ class GrowingKey:
         ids = list(ids)
         if ids[:len(self._known)] != self._known:
             self._known, self._key = [], b""
-        last = next((i for i in range(len(ids) - 1, len(self._known), -1) if self._tokenizer.literal(ids[i])), None)
-        if last is not None:
-            self._key += self._tokenizer.key_bytes_of_ids(ids[len(self._known):last])
-            self._known = ids[:last]
+        known = next((i for i in range(len(ids), len(self._known), -1) if self._divides(ids, i)), None)
+        if known is not None:
+            self._key += self._tokenizer.key_bytes_of_ids(ids[len(self._known):known])
+            self._known = ids[:known]
         return self._key + self._tokenizer.key_bytes_of_ids(ids[len(self._known):])
+
+    def _divides(self, ids: list[int], at: int) -> bool:
+        """Whether the keys of the ids before and behind a place are the halves of the whole key."""
+        if at < len(ids) and self._tokenizer.literal(ids[at]):
+            return True
+        return self._tokenizer.literal(ids[at - 1]) is None and self._tokenizer.token_bytes(ids[at - 1]).endswith(b"\n")
