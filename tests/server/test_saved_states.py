@@ -1,8 +1,11 @@
 """Conversations over a restart: what was computed once is read from disk, and what the client changed is not."""
 import json
 import stat
+import threading
 
 import pytest
+
+from ds4mlx.engine.stub import Gate
 
 CALL = ('<｜DSML｜tool_calls>\n<｜DSML｜invoke name="bash">\n<｜DSML｜parameter name="command" string="true">ls'
         '</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜tool_calls>')
@@ -108,3 +111,21 @@ def test_a_stream_tells_at_its_end_what_was_reused(boot):
     lines = server.post(json={**body, "stream_options": {"include_usage": True}}).text.splitlines()
     told = json.loads([line for line in lines if '"usage":{' in line][0].removeprefix("data: "))["ds4mlx"]
     assert told["cache_source"] == "memory-rewind" and told["cache"].startswith("memory-rewind; reused=")
+
+
+def test_what_admitted_and_queued_requests_may_go_on_from_is_protected_until_they_have_ended(boot):
+    server, gate = boot("plan</think>Done."), Gate()
+    store, server.stub.before_prefill = server.service.scheduler.store, gate
+    asking = [threading.Thread(target=server.chat, args=(text,)) for text in ("One", "Two")]
+    for thread in asking:
+        thread.start()
+    while not server.service.health.queued:
+        pass
+    protected = b" ".join(store._protected.values())
+    assert gate.reached.wait(10) and b"One" in protected and b"Two" in protected
+    gate.opened.set()
+    for thread in asking:
+        thread.join(10)
+    while server.service.health.active:
+        pass
+    assert store._protected == {}

@@ -7,10 +7,10 @@ from ds4mlx.chat.dialects.deepseek_v4 import render
 from ds4mlx.chat.events import Finish, gather
 from ds4mlx.chat.messages import Conversation, Message, Reasoning, TextPart, ToolCall
 from ds4mlx.config import Settings
+from ds4mlx.engine.protocol import Sampling
 from ds4mlx.engine.stub import StubEngine
 from ds4mlx.service.service import Service, settled
 from ds4mlx.service.turn import Turn
-from ds4mlx.engine.protocol import Sampling
 from ds4mlx.text.segments import ASSISTANT, CONTROL_LITERALS
 from ds4mlx.text.tokenizer import BYTE_OF, Tokenizer
 

@@ -2,7 +2,6 @@
 
 Rows that the directory or the scores decide alone are in tests/sessions.
 """
-import threading
 from dataclasses import replace
 
 import pytest
@@ -35,16 +34,9 @@ def test_saving_the_outgoing_conversation_leaves_what_a_waiting_request_needs(ke
     running, big = keep(kv_disk_space_mb=1), LONG * 15         # a state of it takes some 120 kB, the directory 1 MiB
     first = running.ask(talk(user("first" + big)))
     running.ask(talk(user("?" + LONG)))                         # replaces it, so that it is on disk
-    gate = running.engine.before_prefill = Gate()
-    done, replies = [], []
-    busy = threading.Thread(target=lambda: replies.append(running.ask(talk(user("0" + big)))))
-    busy.start()
-    assert gate.reached.wait(10)
     waiting = talk(user("first" + big), first.message, user("And then?"))
     number = running.store.protect(running.key(waiting))        # as a queued request is
-    gate.opened.set()
-    busy.join()
-    for name in range(1, 12):
+    for name in range(12):
         running.ask(talk(user(f"{name}{big}")))
     running.store.unprotect(number)
     assert running.store.stats().evicted and running.ask(waiting).reused == first.state
