@@ -16,15 +16,14 @@ from ds4mlx.chat.json_text import parse, spell
 from ds4mlx.chat.messages import Conversation, Json
 from ds4mlx.config import Settings
 from ds4mlx.errors import BadRequest
+from ds4mlx.server import exchange
 from ds4mlx.server.anthropic_messages import read_messages, read_system, read_tool_choice, read_tools
-from ds4mlx.server.body import read_body
 from ds4mlx.server.controls import read_model, read_sampling, read_stop, read_thinking
 from ds4mlx.server.errors import Line, anthropic_shape, engine_error
 from ds4mlx.server.fields import Fields
 from ds4mlx.server.sealed import seal
-from ds4mlx.server.sse import EventStream, whole
 from ds4mlx.service.service import Service
-from ds4mlx.service.turn import Received, Turn
+from ds4mlx.service.turn import Turn
 
 STOP_REASON: dict[FinishReason, str] = {"stop": "end_turn", "stop_string": "stop_sequence", "tool_calls": "tool_use",
                                         "length": "max_tokens", "cancelled": "end_turn", "error": "end_turn"}
@@ -36,29 +35,21 @@ WAITING = b": waiting\n\n"                      # before message_start, which a 
 async def messages(request: Request) -> Response:
     service: Service = request.app.state.service
     settings = service.settings
-    asked = await read_body(
-        request, settings.max_body_mb << 20,
-        lambda body: read_asked(Fields(body), settings, request.state.request_id, request.headers),
-        keep=service.trace is not None)
-    received = Received(asked.model, asked.stream, request.state.body) if service.trace is not None else None
-    answer = await service.run(replace(asked.turn, received=received))
+    asked = await exchange.read(
+        request, lambda body: read_asked(Fields(body), settings, request.state.request_id, request.headers))
+    answer = await service.run(replace(asked.turn, received=exchange.received(request, asked.model, asked.stream)))
     head = Head("msg_" + secrets.token_hex(12), asked, service.context, settings.anthropic_usage == "flat")
-    headers = {"x-ds4mlx-effort": answer.lowered_effort} if answer.lowered_effort else {}
-    if asked.stream:
-        return EventStream(answer, EventWriter(head), headers, keepalive_s=settings.sse_keepalive_seconds,
-                           stall_s=settings.send_stall_timeout)
-    events = await whole(answer, request.receive)
-    headers |= {"x-ds4mlx-cache-source": answer.source, "x-ds4mlx-cached-tokens": str(answer.cached_tokens),
-                "x-ds4mlx-cache": answer.cache_line}
     # `spell` keeps the numbers of a call's input as the model wrote them; any JSON writer would round some.
-    return Response(clean_text(spell(message(head, events))) + "\n", media_type="application/json", headers=headers)
+    return await exchange.reply(
+        request, answer, EventWriter(head) if asked.stream else None, lambda events, headers: Response(
+            clean_text(spell(message(head, events))) + "\n", media_type="application/json", headers=headers))
 
 
 async def count_tokens(request: Request) -> Response:
     """How long the prompt is. Nothing is queued: it is answered while the engine computes."""
     service: Service = request.app.state.service
-    turn = await read_body(request, service.settings.max_body_mb << 20,
-                           lambda body: read_asked(Fields(body | {"tool_choice": None}), service.settings).turn)
+    turn = await exchange.read(
+        request, lambda body: read_asked(Fields(body | {"tool_choice": None}), service.settings).turn)
     return Line({"input_tokens": await service.count(turn)})
 
 

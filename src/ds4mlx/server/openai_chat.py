@@ -15,14 +15,14 @@ from ds4mlx.chat.events import (
 from ds4mlx.chat.messages import Conversation, Json
 from ds4mlx.config import Settings
 from ds4mlx.errors import BadRequest
-from ds4mlx.server.body import read_body
+from ds4mlx.server import exchange
 from ds4mlx.server.controls import read_logprobs, read_model, read_sampling, read_stop, read_thinking
 from ds4mlx.server.errors import Line, engine_error, openai_shape
 from ds4mlx.server.fields import Fields
 from ds4mlx.server.openai_messages import read_messages, read_must_call, read_tool_choice, read_tools
-from ds4mlx.server.sse import EventStream, frame, whole
+from ds4mlx.server.sse import frame
 from ds4mlx.service.service import Service
-from ds4mlx.service.turn import Answer, Received, Turn
+from ds4mlx.service.turn import Answer, Turn
 
 UNSUPPORTED = ("audio", "prediction", "web_search_options")
 FINISH: dict[FinishReason, str] = {"stop": "stop", "stop_string": "stop", "tool_calls": "tool_calls",
@@ -34,21 +34,12 @@ LEAST_LOGPROB = -9999.0  # JSON has no infinity
 async def chat_completions(request: Request) -> Response:
     service: Service = request.app.state.service
     settings = service.settings
-    chat = await read_body(request, settings.max_body_mb << 20,
-                           lambda body: read_chat(Fields(body), settings, request.state.request_id),
-                           keep=service.trace is not None)
-    received = Received(chat.model, chat.stream, request.state.body) if service.trace is not None else None
-    answer = await service.run(replace(chat.turn, received=received))
+    chat = await exchange.read(request, lambda body: read_chat(Fields(body), settings, request.state.request_id))
+    answer = await service.run(replace(chat.turn, received=exchange.received(request, chat.model, chat.stream)))
     head = _Head(chat.model, f"ds4mlx-{service.info.fingerprint[:8]}")
-    headers = {"x-ds4mlx-effort": answer.lowered_effort} if answer.lowered_effort else {}
-    if chat.stream:
-        writer = ChunkWriter(chat, head, settings.reasoning_field, answer)
-        return EventStream(answer, writer, headers, keepalive_s=settings.sse_keepalive_seconds,
-                           stall_s=settings.send_stall_timeout)
-    events = await whole(answer, request.receive)
-    headers |= {"x-ds4mlx-cache-source": answer.source, "x-ds4mlx-cached-tokens": str(answer.cached_tokens),
-                "x-ds4mlx-cache": answer.cache_line}
-    return Line(completion(head, events, chat.turn.logprobs, settings.reasoning_field), headers=headers)
+    writer = ChunkWriter(chat, head, settings.reasoning_field, answer) if chat.stream else None
+    return await exchange.reply(request, answer, writer, lambda events, headers: Line(
+        completion(head, events, chat.turn.logprobs, settings.reasoning_field), headers=headers))
 
 
 routes = [Route("/v1/chat/completions", chat_completions, methods=["POST"])]

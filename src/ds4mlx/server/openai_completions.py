@@ -15,35 +15,25 @@ from ds4mlx.chat.events import Event, Finish, Progress, ReasoningDelta, Recovere
 from ds4mlx.chat.messages import Conversation, Json, Message, TextPart
 from ds4mlx.config import Settings
 from ds4mlx.errors import BadRequest
-from ds4mlx.server.body import read_body
+from ds4mlx.server import exchange
 from ds4mlx.server.controls import MAX_TOP_LOGPROBS, read_model, read_sampling, read_stop, read_thinking
 from ds4mlx.server.errors import Line, engine_error, openai_shape
 from ds4mlx.server.fields import Fields, found
 from ds4mlx.server.openai_chat import EMPTY_DELTA_EVERY, FINISH, LEAST_LOGPROB, usage_object
-from ds4mlx.server.sse import EventStream, frame, whole
+from ds4mlx.server.sse import frame
 from ds4mlx.service.service import Service
-from ds4mlx.service.turn import Answer, Received, Turn
+from ds4mlx.service.turn import Answer, Turn
 
 
 async def completions(request: Request) -> Response:
     service: Service = request.app.state.service
-    settings = service.settings
-    asked = await read_body(request, settings.max_body_mb << 20,
-                            lambda body: read_completion(Fields(body), settings, request.state.request_id),
-                            keep=service.trace is not None)
-    if service.trace is not None:
-        received = Received(asked.model, asked.stream, request.state.body)
-        asked = replace(asked, turn=replace(asked.turn, received=received))
-    answer = await _run(service, asked)
+    asked = await exchange.read(
+        request, lambda body: read_completion(Fields(body), service.settings, request.state.request_id))
+    turn = replace(asked.turn, received=exchange.received(request, asked.model, asked.stream))
+    answer = await _run(service, replace(asked, turn=turn))
     head = _Head(asked.model, f"ds4mlx-{service.info.fingerprint[:8]}")
-    headers = {"x-ds4mlx-effort": answer.lowered_effort} if answer.lowered_effort else {}
-    if asked.stream:
-        return EventStream(answer, ChunkWriter(asked, head), headers, keepalive_s=settings.sse_keepalive_seconds,
-                           stall_s=settings.send_stall_timeout)
-    events = await whole(answer, request.receive)
-    headers |= {"x-ds4mlx-cache-source": answer.source, "x-ds4mlx-cached-tokens": str(answer.cached_tokens),
-                "x-ds4mlx-cache": answer.cache_line}
-    return Line(completion(head, events), headers=headers)
+    return await exchange.reply(request, answer, ChunkWriter(asked, head) if asked.stream else None,
+                                lambda events, headers: Line(completion(head, events), headers=headers))
 
 
 async def _run(service: Service, asked: "Completion") -> Answer:

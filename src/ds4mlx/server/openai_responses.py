@@ -12,7 +12,7 @@ from ds4mlx.chat.events import Event, Finish
 from ds4mlx.chat.messages import Conversation, Json, Message, TextPart
 from ds4mlx.config import Settings
 from ds4mlx.errors import BadRequest
-from ds4mlx.server.body import read_body
+from ds4mlx.server import exchange
 from ds4mlx.server.controls import read_model, read_sampling, read_stop, read_thinking
 from ds4mlx.server.errors import Line, engine_error
 from ds4mlx.server.fields import Fields
@@ -21,9 +21,8 @@ from ds4mlx.server.responses_events import Asked, Object, ResponseWriter
 from ds4mlx.server.responses_input import input_items, only_results, read_input, resolved
 from ds4mlx.server.responses_store import ResponseStore
 from ds4mlx.server.responses_tools import read_wire_tools
-from ds4mlx.server.sse import EventStream, whole
 from ds4mlx.service.service import Service
-from ds4mlx.service.turn import Answer, Received, Turn
+from ds4mlx.service.turn import Answer, Turn
 
 SUMMARIES = ("auto", "concise", "detailed")
 SEALED = "reasoning.encrypted_content"
@@ -36,22 +35,15 @@ async def responses(request: Request) -> Response:
     store: ResponseStore = request.app.state.responses
     settings = service.settings
     hints = tuple(hint for name in SESSION_HEADERS if (hint := request.headers.get(name)))
-    asked = await read_body(request, settings.max_body_mb << 20,
-                            lambda body: read_request(Fields(body), settings, store, request.state.request_id, hints),
-                            keep=service.trace is not None)
-    received = Received(asked.writing.model, asked.stream, request.state.body) if service.trace is not None else None
+    asked = await exchange.read(
+        request, lambda body: read_request(Fields(body), settings, store, request.state.request_id, hints))
+    received = exchange.received(request, asked.writing.model, asked.stream)
     answer = await _run(service, replace(asked.turn, received=received))
-    headers = {"x-ds4mlx-effort": answer.lowered_effort} if answer.lowered_effort else {}
     writer = ResponseWriter(asked.writing, asked.keep,
                             lambda: {"cache_source": answer.source, "cache": answer.cache_line})
-    if asked.stream:
-        begun = await _Begun.of(answer) if only_results(asked.turn.conversation.messages) else answer
-        return EventStream(begun, writer, headers, keepalive_s=settings.sse_keepalive_seconds,
-                           stall_s=settings.send_stall_timeout)
-    events = await whole(answer, request.receive)
-    headers |= {"x-ds4mlx-cache-source": answer.source, "x-ds4mlx-cached-tokens": str(answer.cached_tokens),
-                "x-ds4mlx-cache": answer.cache_line}
-    return Line(writer.whole(events), headers=headers)
+    begun = await _Begun.of(answer) if asked.stream and only_results(asked.turn.conversation.messages) else None
+    return await exchange.reply(request, answer, writer if asked.stream else None,
+                                lambda events, headers: Line(writer.whole(events), headers=headers), begun)
 
 
 async def stored_response(request: Request) -> Response:

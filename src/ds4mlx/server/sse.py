@@ -27,6 +27,13 @@ class Writer(Protocol):
     def keepalive(self) -> bytes: ...           # after a silence
 
 
+class Batches(Protocol):
+    """What a stream is sent from: an answer, or one whose first events were looked at."""
+
+    async def batch(self) -> list[Event]: ...
+    async def aclose(self) -> None: ...
+
+
 def frame(data: str) -> bytes:
     """One server-sent event. `data` holds no line break: JSON escapes them."""
     return f"data: {data}\n\n".encode()
@@ -37,7 +44,7 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, answer: Answer, writer: Writer, headers: dict[str, str], *, keepalive_s: float,
+    def __init__(self, answer: Batches, writer: Writer, headers: dict[str, str], *, keepalive_s: float,
                  stall_s: float) -> None:
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no", **headers})
         del self.headers["content-length"]
