@@ -44,13 +44,6 @@ _LONGEST = max(len(literal.encode()) for literal in CONTROL_LITERALS)
 
 
 @dataclass(frozen=True, slots=True)
-class Reuse:
-    """The first `tokens` tokens of the prompt are in the session; "memory-rewind" has to drop what follows them."""
-    source: Source
-    tokens: int
-
-
-@dataclass(frozen=True, slots=True)
 class TrailingResults:
     """The tool results that a request ends with.
 
@@ -356,11 +349,3 @@ def common_bytes(a: bytes, b: bytes) -> int:
         else:
             limit = middle - 1
     return same
-
-
-def reusable(live: Sequence[int], prompt: Sequence[int]) -> Reuse:
-    """What of `live`, the tokens of a session, serves `prompt`."""
-    common = common_prefix(live, prompt)
-    if common == 0:
-        return Reuse("none", 0)
-    return Reuse("memory-token" if common == len(live) else "memory-rewind", common)

@@ -16,7 +16,7 @@ from ds4mlx.sessions.container import read_arrays
 from ds4mlx.sessions.directory import CacheDirectory, Temporary
 from ds4mlx.sessions.format import Alias, Head, alias_image, head_image, read_head
 from ds4mlx.sessions.header import KeyKind, Reason
-from ds4mlx.sessions.identity import SPAN_TOKENS, alias_name, chain_hashes, head_name, segment_file
+from ds4mlx.sessions.identity import alias_name, chain_hashes, head_name, segment_file
 from ds4mlx.sessions.index import Index, Record, Usable
 from ds4mlx.sessions.integrity import Image
 from ds4mlx.sessions.layout import empty_arrays, head_arrays, row_counts
@@ -184,10 +184,6 @@ def missing_spans(index: Index, usable: Usable, tokens: np.ndarray) -> list[int]
     """Full spans of `tokens` that have no segment on disk."""
     names = chain_hashes(usable.identity, tokens)
     return [span for span, name in enumerate(names) if not index.has_segment(name)]
-
-
-def span_count(tokens: int) -> int:
-    return tokens // SPAN_TOKENS
 
 
 def _bytes(image: Image | None) -> int:

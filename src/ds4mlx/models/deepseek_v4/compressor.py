@@ -5,7 +5,8 @@ import mlx.nn as nn
 from ds4mlx import ops
 from ds4mlx.models.deepseek_v4.config import Config
 from ds4mlx.models.deepseek_v4.layers import Chunk, Linear
-from ds4mlx.models.deepseek_v4.state import CompressorState, Packing
+from ds4mlx.models.deepseek_v4.state import CompressorState
+from ds4mlx.ops.kv_round import Packing
 
 
 class Compressor(nn.Module):

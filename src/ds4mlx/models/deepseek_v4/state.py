@@ -13,7 +13,6 @@ from ds4mlx.models.deepseek_v4 import schema
 from ds4mlx.models.deepseek_v4.config import Config
 
 Rounding = Literal["official", "none"]  # of rows before they are stored: the model's own FP8 and FP4, or none
-Packing = Literal["fp8", "fp4"]
 GROW_ROWS = 256  # smallest step in which a buffer of rows grows
 
 
