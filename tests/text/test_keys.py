@@ -2,7 +2,7 @@
 import re
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ds4mlx.chat.canonical import clean_text
@@ -10,6 +10,7 @@ from ds4mlx.text.keys import GrowingKey, after_key, key_ends
 from ds4mlx.text.segments import CONTROL_LITERALS, DSML, EOS, THINK_OPEN, USER, Control, Text, Tokens
 
 LITERALS = [literal.encode() for literal in CONTROL_LITERALS]
+QUOTED = ["｜DSML".encode() if literal == DSML else literal.encode() for literal in CONTROL_LITERALS]
 HALVES = [half for literal in CONTROL_LITERALS for half in (literal[:len(literal) // 2], literal[len(literal) // 2:])]
 LOOK_ALIKES = ["<|User|>", "<｜user｜>", "<｜User ｜>", "<think >", "</think", "｜DSML", "<dsml:", "<|EOT|>", "ÿ"]
 TEXTS = st.lists(st.sampled_from([*CONTROL_LITERALS, *HALVES, *LOOK_ALIKES, "a", " 中", "\n"])
@@ -27,7 +28,7 @@ def read(key):
     while at < len(key):
         literal = next((x for x in LITERALS if key.startswith(x, at)), None)
         if key[at] == 0xFF:
-            quoted = next((x for x in LITERALS if key.startswith(x, at + 1)), b"\xff")
+            quoted = next((x for x in QUOTED if key.startswith(x, at + 1)), b"\xff")
             assert key.startswith(quoted, at + 1)
             said.append(quoted[:1])
             at += 2
@@ -70,9 +71,16 @@ def test_replayed_tokens_have_the_key_of_their_ids(v4_tokenizer, segments):
 
 @settings(max_examples=300)
 @given(segments=SEGMENTS)
+@example(segments=[Text("｜DSML｜DSML｜")])
+@example(segments=[Text("｜DSML"), Control(DSML), Text("DSML｜")])
 def test_a_key_tells_quoted_control_tokens_from_real_ones(v4_tokenizer, segments):
     ids = v4_tokenizer.encode(segments)
     assert read(v4_tokenizer.key_bytes_of_ids(ids)) == meaning(v4_tokenizer, ids)
+
+
+def test_an_overlap_of_quoted_and_real_is_read_one_way(v4_tokenizer):
+    before, behind = [Text("｜DSML"), Control(DSML)], [Control(DSML), Text("DSML｜")]
+    assert v4_tokenizer.key_bytes(before) != v4_tokenizer.key_bytes(behind)
 
 
 @pytest.mark.parametrize("literal", CONTROL_LITERALS)

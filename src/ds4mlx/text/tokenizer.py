@@ -42,8 +42,10 @@ def _byte_alphabet() -> dict[str, int]:
 
 BYTE_OF = _byte_alphabet()
 # Where ordinary bytes of a key take a mark: a control literal, which is only quoted there, and 0xFF itself, which
-# byte tokens can spell: unmarked, it would make a mark of itself before the control token that follows it.
-KEY_MARKED = re.compile(b"(?=" + b"|".join(re.escape(x.encode()) for x in CONTROL_LITERALS) + b"|\xff)")
+# byte tokens can spell: unmarked, it would make a mark of itself before the control token that follows it. ｜DSML｜
+# ends as it begins, so its end may be the beginning of a real one: what stands before that end is marked.
+KEY_QUOTED = tuple(literal.removesuffix("｜").encode() for literal in CONTROL_LITERALS)
+KEY_MARKED = re.compile(b"(?=" + b"|".join(map(re.escape, KEY_QUOTED)) + b"|\xff)")
 
 
 class Tokenizer:
