@@ -3,8 +3,8 @@ from ds4mlx.chat.messages import Tool
 
 ODD = ("", "a", "it's", "x < y", "</b>", "a & b", "&lt;", "&amp;amp;", 'say "hi"', "two\nlines", "\u4e2d\u6587",
        "\U0001f600", "\\n", "{}", "true", "\t", "<tool_calls>")
-LEAVES = ("string", "string", "short", "enum", "enum", "integer", "number", "boolean", "null", "const", "pattern",
-          "date", "nullable", "ref")
+LEAVES = ("string", "string", "short", "enum", "enum", "integer", "number", "between", "quarters", "boolean", "null",
+          "const", "pattern", "date", "nullable", "ref")
 POINT = {"type": "object", "properties": {"x": {"type": "integer", "minimum": 0, "maximum": 9}}, "required": ["x"],
          "additionalProperties": False}
 NESTED = ("array", "object", "anyOf")
@@ -35,8 +35,8 @@ def random_schema(rng, depth):
             "short": {"type": "string", "minLength": 2, "maxLength": 4},
             "enum": {"enum": rng.sample([*ODD, 1, 2.5, None, True], rng.randint(1, 5))},
             "integer": {"type": "integer", "minimum": low, "maximum": low + rng.randint(0, 500)},
-            # Without the last a model of noise, sampled greedily there, may repeat its favourite digit for ever.
-            "number": {"type": "number", "minimum": low, "exclusiveMaximum": low + 10, "multipleOf": 0.25},
+            "number": {"type": "number"}, "between": {"type": "number", "minimum": low, "exclusiveMaximum": low + 10},
+            "quarters": {"type": "number", "minimum": low, "maximum": low + 10, "multipleOf": 0.25},
             "boolean": {"type": "boolean"}, "null": {"type": "null"}, "const": {"const": rng.choice(ODD)},
             "pattern": {"type": "string", "pattern": "^[a-c]{2,5}$"}, "date": {"type": "string", "format": "date"},
             "nullable": {"type": ["string", "null"], "maxLength": 5}, "ref": {"$ref": "#/$defs/point"}}[kind]

@@ -14,20 +14,26 @@ from ds4mlx.engine.protocol import Sampling
 from ds4mlx.service.service import open_service
 from ds4mlx.service.turn import Turn
 
+PIECE = 50   # calls of one test, some 2 s each on one core: `-k` picks the pieces that are still to be run
+
 
 async def check_calls(path, seeds):
     service = open_service(Settings(model=path, ctx=4096, drain_seconds=5))
     await service.start()
     try:
         for seed in seeds:
-            tool = random_tool(random.Random(seed))
-            asked = talk(user("Hi"), tools=(tool,), thinking=False, must_call=("run",))
-            answer = await service.run(Turn(asked, Sampling(seed=seed), one_call=True))
-            (name, arguments), = gather([event async for event in answer]).calls
-            jsonschema.validate(json.loads(arguments), tool.schema["parameters"])
-            assert name == "run"
+            await check_call(service, seed)
     finally:
         await service.close(5)
+
+
+async def check_call(service, seed):
+    tool = random_tool(random.Random(seed))
+    asked = talk(user("Hi"), tools=(tool,), thinking=False, must_call=("run",))
+    answer = await service.run(Turn(asked, Sampling(seed=seed), one_call=True))
+    (name, arguments), = gather([event async for event in answer]).calls
+    jsonschema.validate(json.loads(arguments), tool.schema["parameters"])
+    assert name == "run"
 
 
 def test_a_model_of_noise_makes_calls_that_satisfy_their_schemas(tiny_path):
@@ -36,5 +42,6 @@ def test_a_model_of_noise_makes_calls_that_satisfy_their_schemas(tiny_path):
 
 @pytest.mark.sweep
 @pytest.mark.slow
-def test_two_hundred_random_schemas_are_satisfied_by_a_model_of_noise(tiny_path):
-    asyncio.run(check_calls(tiny_path, range(5000, 5200)))
+@pytest.mark.parametrize("first", range(5000, 6000, PIECE))
+def test_a_thousand_random_schemas_are_satisfied_by_a_model_of_noise(tiny_path, first):
+    asyncio.run(check_calls(tiny_path, range(first, first + PIECE)))

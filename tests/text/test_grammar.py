@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from ds4mlx.errors import BadRequest
-from ds4mlx.text.grammar import Vocabulary
+from ds4mlx.text.grammar import MAX_DIGITS, Vocabulary
 from ds4mlx.text.segments import DSML
 
 
@@ -65,6 +65,22 @@ def test_text_that_is_certain_is_spelled_as_the_tokenizer_spells_it(vocabulary, 
         spelled.append(int(np.argmax(mask)))
         grammar.accept(spelled[-1])
     assert spelled == v4_tokenizer.encode_literal(text)[:len(spelled)] and len(spelled) > 8
+
+
+@pytest.mark.parametrize("begun", ["-3", "0.", "1e"])
+def test_a_number_ends_though_a_model_would_go_on_with_digits_for_ever(vocabulary, v4_tokenizer, begun):
+    grammar, (seven,) = schema_grammar(vocabulary, {"type": "number"}), v4_tokenizer.encode_literal("7")
+    assert takes(grammar, v4_tokenizer.encode_literal(begun))
+    count = 0
+    while (mask := grammar.mask())[seven] and count < 100:
+        grammar.accept(seven)
+        count += 1
+    assert MAX_DIGITS - 1 <= count <= MAX_DIGITS and mask[v4_tokenizer.eos]
+
+
+@pytest.mark.parametrize("schema", [{"type": "string"}, {"type": "string", "pattern": "^[0-9]{60}$"}])
+def test_digits_of_a_string_are_as_many_as_it_has(vocabulary, v4_tokenizer, schema):
+    assert takes(schema_grammar(vocabulary, schema), v4_tokenizer.encode_literal('"' + "7" * 60 + '"'))
 
 
 def test_a_text_that_is_there_already_is_gone_on_from(vocabulary, v4_tokenizer):

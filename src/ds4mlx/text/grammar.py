@@ -19,6 +19,7 @@ from ds4mlx.text.tokenizer import Tokenizer
 
 RULES: Mapping[str, str] = {"dsml": DSML}   # rule of every grammar -> the control token that it is
 MAX_SOURCE = 512 << 10     # characters
+MAX_DIGITS = 40            # in a row of a number, of which a float keeps 17: a model that likes one may never end it
 # Of llguidance, in its units: a hostile schema was refused within 0.6 s, be it at once or at a later token.
 LIMITS = {"initial_lexer_fuel": 1_000_000, "step_lexer_fuel": 100_000, "step_max_items": 50_000,
           "max_lexer_states": 20_000, "max_grammar_size": 20_000}
@@ -34,6 +35,8 @@ class Vocabulary:
         self.tokenizer, self.width = tokenizer, width or tokenizer.vocab_size
         self._lock = threading.Lock()
         self._made: object | None = None     # llguidance's form of it
+        self._digits = np.zeros(self.width, bool)    # tokens that begin with a digit
+        self._letter = 0                     # a token that no number holds
 
     def compile(self, source: str, param: str) -> "Grammar":
         """The grammar that `source` describes. Raises BadRequest, naming `param`, for one that is faulty or too large,
@@ -46,9 +49,16 @@ class Vocabulary:
         rules = "".join(f"\n{rule}: <[{control[literal]}]>" for rule, literal in RULES.items())
         matcher = LLMatcher(self._vocabulary(), LLMatcher.grammar_from_lark(source + rules), log_level=0,
                             limits=LLParserLimits(**LIMITS, verbose_errors=False))
-        grammar = Grammar(matcher, self.width, self.tokenizer.eos, param)
+        grammar = Grammar(matcher, self, param)
         grammar.mask()   # faults that only show at the first token are found here
         return grammar
+
+    def shortened(self, mask: np.ndarray) -> np.ndarray:
+        """A mask without digits if what comes is a number, to which no letter belongs, and something else is left."""
+        if mask[self._letter]:
+            return mask
+        rest = mask & ~self._digits
+        return rest if rest.any() else mask
 
     def all_but_eos(self) -> np.ndarray:
         """A mask that keeps the answer from ending."""
@@ -60,15 +70,19 @@ class Vocabulary:
         with self._lock:
             if self._made is None:
                 from llguidance import LLTokenizer, TokenizerWrapper
-                self._made = LLTokenizer(TokenizerWrapper(_Spelled(self.tokenizer)), eos_token=self.tokenizer.eos)
+                spelled = _Spelled(self.tokenizer)
+                self._digits[[i for i, token in enumerate(spelled.tokens) if token[:1].isdigit()]] = True
+                self._letter = spelled.tokens.index(b"q")
+                self._made = LLTokenizer(TokenizerWrapper(spelled), eos_token=self.tokenizer.eos)
             return self._made
 
 
 class Grammar:
     """One text as it is sampled: mask(), then accept() of a token. Both raise BadRequest where that gets too costly."""
 
-    def __init__(self, matcher: object, width: int, eos: int, param: str) -> None:
-        self._matcher, self._width, self._eos, self._param = matcher, width, eos, param
+    def __init__(self, matcher: object, vocabulary: Vocabulary, param: str) -> None:
+        self._matcher, self._vocabulary, self._param = matcher, vocabulary, param
+        self._digits = 0    # at the end of the text
         self._check()
 
     @property
@@ -80,22 +94,26 @@ class Grammar:
         """bool [width], True for the tokens that may come next, EOS where the text is complete.
 
         Where only one text may follow, its first token alone, as the tokenizer would spell it: the model has seen no
-        other spelling of what never changes.
+        other spelling of what never changes. A number that could go on for ever ends behind `MAX_DIGITS`.
         """
-        forced = self._matcher.compute_ff_tokens()
+        forced, width = self._matcher.compute_ff_tokens(), self._vocabulary.width
         if forced:
-            mask = np.zeros(self._width, bool)
+            mask = np.zeros(width, bool)
             mask[forced[0]] = True
             return mask
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         self._check()
-        mask = np.unpackbits(bits, bitorder="little")[:self._width].view(bool)
-        return mask if len(mask) == self._width else np.pad(mask, (0, self._width - len(mask)))
+        mask = np.unpackbits(bits, bitorder="little")[:width].view(bool)
+        mask = mask if len(mask) == width else np.pad(mask, (0, width - len(mask)))
+        return mask if self._digits < MAX_DIGITS else self._vocabulary.shortened(mask)
 
     def accept(self, token: int) -> None:
         """Go on by one token that the mask allowed."""
         self._matcher.consume_token(token)
         self._check()
+        spelled = self._vocabulary.tokenizer.token_bytes(token)
+        behind = len(spelled) - len(spelled.rstrip(b"0123456789"))
+        self._digits = behind + (self._digits if behind == len(spelled) else 0)
 
     def skip(self, tokens: list[int]) -> None:
         """Go on by a text that is there already. Raises BadRequest when it is no beginning of one allowed."""
