@@ -1,0 +1,48 @@
+"""Kernel sources to functions that a stream can launch: compiled on first use, for the device at hand."""
+import re
+from functools import cache
+from importlib import resources
+
+from ds4mlx.cuda_port.device import cupy as cp
+
+Defines = tuple[tuple[str, int | str], ...]
+
+OPTIONS = ("-std=c++17",)
+INCLUDE = re.compile(r'^#include "(\w+\.cuh)"\n', re.MULTILINE)
+
+
+@cache
+def kernel(stem: str, entry: str, defines: Defines = (), shared_bytes: int = 0) -> "cp.RawKernel":
+    """Function `entry` of kernels/`stem`.cu with sizes given as macros; call it with (grid, block, arguments).
+
+    shared_bytes: of dynamic shared memory that launches will ask for, where that is more than the usual 48 KB.
+    """
+    function = _module(stem, defines).get_function(entry)
+    if shared_bytes:
+        function.max_dynamic_shared_size_bytes = shared_bytes
+    return function
+
+
+@cache
+def _module(stem: str, defines: Defines) -> "cp.RawModule":
+    options = (*OPTIONS, *(f"-D{name}={value}" for name, value in defines))
+    return cp.RawModule(code=source(stem), options=options, backend="nvrtc")
+
+
+@cache
+def source(stem: str) -> str:
+    """kernels/`stem`.cu with our own headers pasted in, each once: the run-time compiler knows no folders."""
+    seen: set[str] = set()
+
+    def paste(found: re.Match[str]) -> str:
+        name = found.group(1)
+        if name in seen:
+            return ""
+        seen.add(name)
+        return INCLUDE.sub(paste, _text(name))
+
+    return INCLUDE.sub(paste, _text(f"{stem}.cu"))
+
+
+def _text(name: str) -> str:
+    return resources.files("ds4mlx.cuda_port").joinpath("kernels", name).read_text("utf-8")

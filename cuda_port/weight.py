@@ -1,0 +1,12 @@
+"""A matrix, or a stack of them, as its file holds it, on the card."""
+from dataclasses import dataclass
+
+from ds4mlx.cuda_port.device import cupy as cp
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """`raw` u8 [..., row bytes] in GGUF blocks of `kind`; `shape` counts weights, slowest axis first."""
+    kind: str
+    raw: "cp.ndarray"
+    shape: tuple[int, ...]
