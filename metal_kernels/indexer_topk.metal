@@ -151,7 +151,7 @@ threadgroup uint found[3];  // bin of the k-th best, scores in higher bins, scor
 uint index = thread_index_in_threadgroup, lane = thread_index_in_simdgroup;
 uint simdgroup = simdgroup_index_in_threadgroup;
 size_t t = threadgroup_position_in_grid.x;
-uint k = uint(count), seen = min(uint(width), (uint(start) + uint(t) + 1) / uint(ratio));
+uint k = uint(count), seen = min(uint(width), uint(positions[t] + 1) / uint(ratio));
 if (seen <= k) {  // all that are seen, then the lowest others
     for (uint i = index; i < k; i += THREADS) {
         rows[t * k + i] = int(i);

@@ -1,4 +1,4 @@
-// One token of logits [V]; ops/sample.py has the steps. One threadgroup, no sort.
+// One token of each row of logits [B, V]; ops/sample.py has the steps. A threadgroup a row, no sort.
 //
 // Tokens have one order, best first and of equal logits the lower id: that of 64-bit keys, the logit's order above, the
 // id below. What top-k, min-p and top-p keep is a prefix of it, so they and the choice itself come down to one
@@ -240,24 +240,31 @@ Place at = {thread_index_in_threadgroup, threads_per_threadgroup.x, simdgroup_in
 Room room = {{partial_weight, partial_count}, {total_weight, total_count}, keys, weights, &used, found};
 Sums first = {first_weight, first_count};
 
-Scale scale = {best_of<V>(logits, largest, at), temperature, min_p};
+uint row = threadgroup_position_in_grid.x;
+auto mine = logits + ulong(row) * V;
+bool greedy = !(temperature[row] > 0.0f && top_p[row] > 0.0f);
+float heat = greedy ? 1.0f : clamp(temperature[row], 1e-30f, 1e30f);
+Scale scale = {best_of<V>(mine, largest, at), heat, min_p[row]};
 ulong cuts[PARTS];
 cut_first<BITS>(scale, cuts);
-sum_parts<V, BITS>(logits, cuts, key_of<BITS>(scale.best, 0) + 1, scale, first, room, at);
+sum_parts<V, BITS>(mine, cuts, key_of<BITS>(scale.best, 0) + 1, scale, first, room, at);
 ulong total = first.weight[PARTS - 1], likely = first.weight[PARTS];
 uint id = 0;
 if (total > 0) {   // without a finite logit there is none
-    if (top_k > 0 && top_k < V) {
-        total = find<V, BITS>(logits, scale, ulong(top_k) - 1, true, first, room, at).sum;
+    ulong target = 0;
+    if (!greedy) {
+        if (top_k[row] > 0 && top_k[row] < V) {
+            total = find<V, BITS>(mine, scale, ulong(top_k[row]) - 1, true, first, room, at).sum;
+        }
+        ulong kept = max(min(total, likely), 1ul);
+        if (top_p[row] < 1.0f) {
+            ulong enough = max(ulong(float(total) * top_p[row]), 1ul);
+            kept = min(kept, find<V, BITS>(mine, scale, enough - 1, false, first, room, at).sum);
+        }
+        target = min(ulong(float(kept) * uniform[row]), kept - 1);
     }
-    ulong kept = max(min(total, likely), 1ul);
-    if (top_p < 1.0f) {
-        ulong enough = max(ulong(float(total) * top_p), 1ul);
-        kept = min(kept, find<V, BITS>(logits, scale, enough - 1, false, first, room, at).sum);
-    }
-    ulong target = min(ulong(float(kept) * uniform), kept - 1);
-    id = find<V, BITS>(logits, scale, target, false, first, room, at).id;
+    id = find<V, BITS>(mine, scale, target, false, first, room, at).id;
 }
 if (at.index == 0) {
-    token[0] = int(id);
+    tokens[row] = int(id);
 }

@@ -56,7 +56,8 @@ def brute_force(scores, start, ratio, k):
 def check_selection(scores, k, start=None, ratio=4):
     """Without a start, the first query sees all rows."""
     start = ratio * scores.shape[1] if start is None else start
-    got = np.array(ops.select_rows(mx.array(scores), start, ratio, k))
+    positions = mx.array(np.arange(start, start + len(scores), dtype=np.int32))
+    got = np.array(ops.select_rows(mx.array(scores), positions, ratio, k))
     np.testing.assert_array_equal(got, brute_force(scores, start, ratio, k))
 
 
@@ -94,6 +95,29 @@ def test_vectors_of_zeros_score_zero(implementation):
 def test_queries_and_rows_are_held_alike():
     with pytest.raises(ValueError, match="queries .* rows"):
         ops.index_scores(mx.zeros((1, 2, 68)), mx.zeros((1, 2)), mx.zeros((3, 68), mx.uint8))
+
+
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("most", [1, 31, 33, 200])
+def test_a_step_scores_each_query_against_its_own_pages(most, packed, rng, implementation):
+    sequences, page_rows = 5, 24
+    q, _ = vectors(rng, packed, sequences, 8, 128)
+    pool, _ = vectors(rng, packed, 50 * page_rows, 128)
+    pages = rng.integers(0, 50, (sequences, 9)).astype(np.int32)
+    weight = mx.array(normal(rng, sequences, 8))
+    got = ops.index_scores_step(q, weight, ops.Paged(pool, mx.array(pages), page_rows), most, SCALE)
+    assert got.shape == (sequences, most)
+    for b in range(sequences):
+        own = (pages[b, :, None] * page_rows + np.arange(page_rows)).reshape(-1)[:most]
+        alone = ops.index_scores(q[b:b + 1], weight[b:b + 1], pool[mx.array(own)], SCALE)
+        np.testing.assert_allclose(np.array(got[b]), np.array(alone[0]), rtol=1e-5, atol=1e-5)  # sums in another order
+
+
+def test_more_rows_than_a_page_table_holds_are_refused():
+    paged = ops.Paged(mx.zeros((64, 128)), mx.zeros((2, 3), mx.int32), 16)
+    for sequences, most in ((2, 49), (3, 10), (2, 0)):
+        with pytest.raises(ValueError, match="index_scores_step"):
+            ops.index_scores_step(mx.zeros((sequences, 8, 128)), mx.zeros((sequences, 8)), paged, most)
 
 
 def turned(q, angle):
@@ -157,6 +181,13 @@ def test_each_query_sees_up_to_its_position(tokens, rng, implementation):
     check_selection(scores, 512, start=4 * 512 - 3)
 
 
+def test_queries_of_a_step_stand_anywhere(rng, implementation):
+    scores, positions = normal(rng, 5, 600), [2399, 27, 3, 100, 1023]
+    got = np.array(ops.select_rows(mx.array(scores), mx.array(positions), 4, 7))
+    for row, position, chosen in zip(scores, positions, got, strict=True):
+        np.testing.assert_array_equal(chosen[None], brute_force(row[None], position, 4, 7))
+
+
 SCORES = {"normal": lambda rng, C: normal(rng, 1, C),
           "all equal": lambda rng, C: np.full((1, C), -0.25, np.float32),
           "mostly zero": lambda rng, C: np.maximum(normal(rng, 1, C) - 2, 0),
@@ -187,7 +218,7 @@ def test_a_context_of_a_million(kind, rng, emulated):
 
 def test_more_than_there_are_is_refused():
     with pytest.raises(ValueError, match="5 of 4"):
-        ops.select_rows(mx.zeros((1, 4)), 0, 4, 5)
+        ops.select_rows(mx.zeros((1, 4)), mx.array([0]), 4, 5)
 
 
 @pytest.mark.parametrize("packed", [True, False])

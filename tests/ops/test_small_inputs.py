@@ -65,11 +65,13 @@ CASES = {
     "indexer_topk_queries": (["cosine", "sine"],
                              lambda: [ops.index_queries(normal(1, 1, 64), normal(1, 2), normal(1, 2), False)]),
     "indexer_topk_scores": (["weight"], lambda: [ops.index_scores(normal(1, 1, 64), normal(1, 1), normal(3, 64), 0.5)]),
-    "indexer_topk_select": (["scores"], lambda: [ops.select_rows(normal(1, 5), 19, 4, 2)]),
+    "indexer_topk_select": (["scores", "positions"],
+                            lambda: [ops.select_rows(normal(1, 5), mx.array([19]), 4, 2)]),
     "route_scored": (["logits", "bias"], lambda: ops.route(normal(1, 6), normal(6), None, integers(1), 2, 1.5)),
     "route_hashed": (["logits", "table", "ids"],
                      lambda: ops.route(normal(1, 6), None, integers(3, 2), integers(1), 2, 1.5)),
-    "sample_choose": (["logits"], lambda: [ops.sample(normal(7), 0.4, 1.0, 3, 0.01, 0.9)]),
+    "sample_choose": (["logits", "top_k", "uniform", "temperature", "min_p", "top_p"],
+                      lambda: [ops.sample(normal(1, 7), *(np.array([x]) for x in (0.4, 1.0, 3, 0.01, 0.9)))]),
 }
 
 

@@ -84,7 +84,8 @@ class MLXEngine:
         logits = row.session.next_logits()
         s = row.sampling
         adjusted = _adjusted(logits, row)
-        token = ops.sample(adjusted, uniform(s.seed, len(row.generated)), s.temperature, s.top_k, s.min_p, s.top_p)
+        how = uniform(s.seed, len(row.generated)), s.temperature, s.top_k, s.min_p, s.top_p
+        token = ops.sample(adjusted[None], *(np.array([value]) for value in how))[0]
         logprob, allowed = logits[token] - mx.logsumexp(logits), adjusted[token] > -mx.inf
         mx.eval(token, logprob, allowed)
         if not np.isfinite(logprob.item()):

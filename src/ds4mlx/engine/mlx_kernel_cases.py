@@ -336,7 +336,8 @@ def _indexer(s: Sizes) -> Iterator[Case]:
 
     def select(tokens: int, start: int, rng: Random) -> Call:
         scored = mx.array(np.round(rng.standard_normal((tokens, count), np.float32) * 8) / 8)    # with many ties
-        return lambda: [ops.select_rows(scored, start, 4, c.index_topk)]
+        positions = mx.array(np.arange(start, start + tokens, dtype=np.int32))
+        return lambda: [ops.select_rows(scored, positions, 4, c.index_topk)]
 
     equal = Equal("scores are given, and of equal ones the lower row wins")
     for packed in (True, False):
@@ -384,7 +385,8 @@ def _sample(s: Sizes) -> Iterator[Case]:
         logits[best] = -0.1 * np.arange(likely)
         sums = np.cumsum(np.exp(-0.1 * np.arange(kept)))
         uniform, given = float((sums[rank] - np.exp(-0.1 * rank) / 2) / sums[-1]), mx.array(logits)
-        return lambda: [ops.sample(given, uniform, 1.0, top_k, min_p, top_p)]
+        how = [np.array([value]) for value in (uniform, 1.0, top_k, min_p, top_p)]
+        return lambda: [ops.sample(given[None], *how)]
 
     for what, cuts, kept in (("nothing cut", (0, 0.0, 1.0), likely), ("min-p", (0, 0.05, 1.0), 30),
                              ("top-k", (20, 0.0, 1.0), 20), ("top-p", (0, 0.0, 0.9), 22)):

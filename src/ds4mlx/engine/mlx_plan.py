@@ -212,7 +212,7 @@ def _ends(model: Model) -> Callable[[Update], Sequence[mx.array]]:
     def run(update: Update) -> Sequence[mx.array]:
         x = ops.dequantize(model.embed.take(np.zeros(1, np.int32)), model.embed.kind)
         logits = model.logits(mx.repeat(x[:, None], model.config.hc_mult, axis=1), update)
-        return [ops.sample(logits[0], 0.5, 1.0, 0, 0.05, 1.0)]
+        return [ops.sample(logits, *(np.array([value]) for value in (0.5, 1.0, 0, 0.05, 1.0)))]
     return run
 
 

@@ -9,6 +9,7 @@ from ds4mlx.ops import native
 from ds4mlx.ops.dispatch import exact, pick
 from ds4mlx.ops.kernel import kernel
 from ds4mlx.ops.kv_round import fp8_unpack, pack_bytes
+from ds4mlx.ops.paged import Paged
 from ds4mlx.ops.rope_tail import rope_tail
 
 QUERY_BLOCK = 128       # of the reference: the window of so many spans 255 rows, and 64 heads of scores stay near 25 MB
@@ -38,11 +39,42 @@ def attention(q: mx.array, cos: mx.array, sin: mx.array, window: mx.array, start
         raise ValueError(f"attention: q {q.shape} with {H} sinks and tables {cos.shape} from position {start} on needs "
                          f"{least} to {start + T} rows in its window, got {window.shape}")
     for keys in (window, rows):
-        if keys is not None and keys.shape[1] != {mx.uint8: pack_bytes(D, R), mx.float32: D}.get(keys.dtype):
-            raise ValueError(f"attention: rows {keys.shape} {keys.dtype} for heads of {D} channels, {R} of them rotary")
+        _check_row(keys, D, R, "attention")
     if chosen is not None and (rows is None or chosen.shape[0] != T):
         raise ValueError(f"attention: choice {chosen.shape} for {T} tokens, of {0 if rows is None else len(rows)} rows")
     return pick(reference, metal=metal, native=cpu)(q, cos, sin, window, start, rows, chosen, ratio, sink, width, eps)
+
+
+def attention_step(q: mx.array, cos: mx.array, sin: mx.array, windows: mx.array, positions: mx.array,
+                   rows: Paged | None, most: int, chosen: mx.array | None, ratio: int, sink: mx.array,
+                   eps: float) -> mx.array:
+    """`attention` of one token of each of B sequences.
+
+    q [B, H*D], cos, sin [B, R/2], sink [H] as there; positions i32 [B]. windows [B, W, row] are rings: the row of
+    position p lies at p % W, the token's own included. Compressed rows are those c < (positions[b] + 1) // ratio of
+    rows, or of them those that chosen [B, K] i32 names; most is the largest number of them that any sequence sees.
+    Returns [B, H*D] f32. Raises ValueError when the shapes do not fit.
+    """
+    B, H = q.shape[0], sink.shape[0]
+    D, R = q.shape[1] // H, 2 * cos.shape[1]
+    if q.shape[1] % H or cos.shape[0] != B or windows.shape[0] != B or positions.shape != (B,):
+        raise ValueError(f"attention_step: q {q.shape} with {H} sinks, tables {cos.shape}, windows {windows.shape}, "
+                         f"positions {positions.shape}: needed one row of each for {B} sequences")
+    for keys in (windows, rows.rows if rows else None):
+        _check_row(keys, D, R, "attention_step")
+    if rows is not None and (rows.pages.shape[0] != B or not 0 <= most <= rows.most):
+        raise ValueError(f"attention_step: {most} rows of {B} sequences, page tables {rows.pages.shape} of "
+                         f"{rows.page_rows} rows a page")
+    if chosen is not None and (rows is None or chosen.shape[0] != B):
+        raise ValueError(f"attention_step: choice {chosen.shape} for {B} sequences, {'with' if rows else 'no'} rows")
+    if rows is None or not ratio or not most:
+        rows, most, chosen = None, 0, None
+    return pick(step_reference, native=step_cpu)(q, cos, sin, windows, positions, rows, most, chosen, ratio, sink, eps)
+
+
+def _check_row(keys: mx.array | None, D: int, R: int, op: str) -> None:
+    if keys is not None and keys.shape[-1] != {mx.uint8: pack_bytes(D, R), mx.float32: D}.get(keys.dtype):
+        raise ValueError(f"{op}: rows {keys.shape} {keys.dtype} for heads of {D} channels, {R} of them rotary")
 
 
 def cpu(q, cos, sin, window, start, rows, chosen, ratio, sink, width, eps):
@@ -71,6 +103,26 @@ def reference(q, cos, sin, window, start, rows, chosen, ratio, sink, width, eps,
             mx.eval(parts[-1])  # or the keys and scores of several blocks would be alive at once
     o = parts[0] if len(parts) == 1 else mx.concatenate(parts)
     return rope_tail(o, cos, sin, inverse=True).reshape(T, H * D)
+
+
+def step_cpu(*args):
+    return step_reference(*args, native.product)
+
+
+def step_reference(q, cos, sin, windows, positions, rows, most, chosen, ratio, sink, eps, product: Product = mx.matmul):
+    B, H = q.shape[0], sink.shape[0]
+    D, tail = q.shape[1] // H, 2 * cos.shape[1]
+    q = rope_tail(mx.fast.rms_norm(q.reshape(B, H, D), None, eps), cos, sin) * D ** -0.5
+    keys, seen = _unpacked(windows, D, tail), mx.arange(windows.shape[1]) <= positions[:, None]
+    if rows is not None:
+        which = mx.arange(most)[None] if chosen is None else chosen
+        seen_rows = mx.broadcast_to(which < ((positions + 1) // ratio)[:, None], (B, which.shape[1]))
+        keys = mx.concatenate([keys, _unpacked(rows.at(mx.minimum(which, most - 1)), D, tail)], axis=1)
+        seen = mx.concatenate([seen, seen_rows], axis=1)
+    z = mx.where(seen[:, None], product(q, keys.swapaxes(1, 2)), -mx.inf)       # [B, H, keys]
+    z = mx.concatenate([z, mx.broadcast_to(sink.reshape(1, H, 1), (B, H, 1))], axis=-1)
+    o = product(mx.softmax(z, axis=-1, precise=True)[..., :-1], keys)
+    return rope_tail(o, cos, sin, inverse=True).reshape(B, H * D)
 
 
 def metal(q, cos, sin, window, start, rows, chosen, ratio, sink, width, eps):

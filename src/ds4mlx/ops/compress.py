@@ -34,6 +34,43 @@ def compress_step(k: mx.array, s: mx.array, frontier: mx.array, ape: mx.array, n
     return pick(step_reference, metal=step_metal)(k, s, frontier, ape, norm, cos, sin, start, before, packing, eps)
 
 
+def compress_token(k: mx.array, s: mx.array, frontiers: mx.array, ape: mx.array, norm: mx.array, cos: mx.array,
+                   sin: mx.array, positions: mx.array, ratio: int, packing: Packing | None,
+                   eps: float) -> tuple[mx.array, mx.array]:
+    """`compress_step` of one token of each of B sequences, whose frontiers are rings.
+
+    k, s [B, m w], positions i32 [B]; ape, norm, packing as there; cos, sin [B, R/2] at the first position of the group
+    that each token belongs to. frontiers [B, m ratio, 2, m w]: k and s (ape added) of the token of position p lie at
+    p % (m ratio), and what is not written is finite.
+    Returns the next frontiers and [B, row], zeros where (positions[b] + 1) % ratio: the group is not complete.
+    Raises ValueError when the shapes do not fit.
+    """
+    B, columns = k.shape
+    m = columns // norm.shape[0]
+    if frontiers.shape != (B, m * ratio, 2, columns) or cos.shape[0] != B or positions.shape != (B,):
+        raise ValueError(f"compress_token: frontiers {frontiers.shape}, tables {cos.shape}, positions "
+                         f"{positions.shape} for k {k.shape}, needed {(B, m * ratio, 2, columns)} and {B} of the others")
+    return pick(token_reference)(k, s, frontiers, ape, norm, cos, sin, positions, packing, eps)
+
+
+def token_reference(k, s, frontiers, ape, norm, cos, sin, positions, packing, eps):
+    r, w, places = ape.shape[0], norm.shape[0], frontiers.shape[1]
+    token = mx.stack([k, s + ape[positions % r]], axis=1)
+    here = mx.arange(places) == (positions % places)[:, None]
+    frontiers = mx.where(here[..., None, None], token[:, None], frontiers)
+    first = positions - positions % r                                           # of the token's group
+    slots = (first[:, None] + mx.arange(r - places, r)) % places                # the group before, then its own
+    tokens = mx.take_along_axis(frontiers, slots[..., None, None], axis=1)
+    if places > r:
+        tokens = mx.concatenate([tokens[:, :r, :, :w], tokens[:, r:, :, w:]], axis=1)
+    there = first[:, None] + mx.arange(r - places, r) >= 0
+    values, scores = tokens[:, :, 0], mx.where(there[..., None], tokens[:, :, 1], -mx.inf)
+    row = mx.fast.rms_norm(pool(values, scores), norm, eps)
+    row = pack(rope_reference(row, cos, sin), packing, 2 * cos.shape[1])
+    complete = (positions + 1) % r == 0
+    return frontiers, mx.where(complete[:, None], row, mx.array(0, row.dtype))
+
+
 def step_reference(k, s, frontier, ape, norm, cos, sin, start, before, packing, eps):
     r, groups = ape.shape[0], cos.shape[0]
     s = s + ape[(start + mx.arange(k.shape[0])) % r]

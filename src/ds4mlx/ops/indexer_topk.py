@@ -8,6 +8,7 @@ import mlx.core as mx
 from ds4mlx.ops import kv_round, native
 from ds4mlx.ops.dispatch import exact, pick
 from ds4mlx.ops.kernel import kernel
+from ds4mlx.ops.paged import Paged
 from ds4mlx.ops.ranking import ranks
 from ds4mlx.ops.rope_tail import reference as rope_reference
 
@@ -39,16 +40,31 @@ def index_scores(q: mx.array, weight: mx.array, rows: mx.array, scale: float = 1
     return pick(scores_reference, metal=scores_metal, native=scores_cpu)(q, weight, rows, scale)
 
 
-def select_rows(scores: mx.array, start: int, ratio: int, k: int) -> mx.array:
+def index_scores_step(q: mx.array, weight: mx.array, rows: Paged, most: int, scale: float = 1.0) -> mx.array:
+    """`index_scores` of one query of each of B sequences, of the first `most` rows of its own.
+
+    q [B, H, W] and the pool's rows [.., W], both f32 or both packed; weight [B, H]. Returns [B, most] f32; what stands
+    for rows that a sequence does not hold is a number. Raises ValueError when q and rows do not fit.
+    """
+    if q.shape[-1] != rows.rows.shape[-1] or q.dtype != rows.rows.dtype:
+        raise ValueError(f"index_scores_step: queries {q.shape} {q.dtype}, rows {rows.rows.shape} {rows.rows.dtype}")
+    if rows.pages.shape[0] != q.shape[0] or not 0 < most <= rows.most:
+        raise ValueError(f"index_scores_step: {most} rows of {q.shape[0]} sequences, page tables {rows.pages.shape} of "
+                         f"{rows.page_rows} rows a page")
+    return pick(scores_step_reference, native=scores_step_cpu)(q, weight, rows, most, scale)
+
+
+def select_rows(scores: mx.array, positions: mx.array, ratio: int, k: int) -> mx.array:
     """Indices of the k best rows that each query sees, ascending; of equal scores the lower index wins.
 
-    Query t sees the rows c < (start + t + 1) // ratio. Where it sees fewer than k, it gets them all and then the
-    lowest of the others. scores [T, C] f32 without NaN, -inf allowed, -0 equals 0; 0 < k <= C < 2^31. Returns
-    [T, k] i32. Raises ValueError for another k.
+    The query at positions[t] sees the rows c < (positions[t] + 1) // ratio. Where it sees fewer than k, it gets them
+    all and then the lowest of the others. scores [T, C] f32 without NaN, -inf allowed, -0 equals 0; positions i32 [T];
+    0 < k <= C < 2^31. Returns [T, k] i32. Raises ValueError for another k or other positions.
     """
-    if not 0 < k <= scores.shape[-1]:
-        raise ValueError(f"select_rows: {k} of {scores.shape[-1]} rows")
-    return pick(select_reference, metal=select_metal)(scores, start, ratio, k)
+    if not 0 < k <= scores.shape[-1] or positions.shape != scores.shape[:1]:
+        raise ValueError(f"select_rows: {k} of {scores.shape[-1]} rows, scores {scores.shape} at positions "
+                         f"{positions.shape}")
+    return pick(select_reference, metal=select_metal)(scores, positions, ratio, k)
 
 
 def queries_reference(q, cos, sin, packed):
@@ -75,8 +91,26 @@ def scores_reference(q, weight, rows, scale, product=mx.matmul):
     return (parts[0] if len(parts) == 1 else mx.concatenate(parts)) * scale
 
 
-def select_reference(scores, start, ratio, k):
-    seen = (start + 1 + mx.arange(scores.shape[0])) // ratio
+def scores_step_cpu(q, weight, rows, most, scale):
+    return scores_step_reference(q, weight, rows, most, scale, native.product)
+
+
+def scores_step_reference(q, weight, rows, most, scale, product=mx.matmul):
+    width = q.shape[-1] * 32 // 17 if q.dtype == mx.uint8 else q.shape[-1]
+    q = kv_round.fp4_unpack(q, width) if q.dtype == mx.uint8 else q
+    B, H = weight.shape
+    at_once = max(1, DOTS // (B * max(H, width)))                               # of each sequence's rows
+    parts = []
+    for c in range(0, most, at_once):
+        some = rows.at(mx.arange(c, min(c + at_once, most)))
+        some = kv_round.fp4_unpack(some, width) if some.dtype == mx.uint8 else some
+        dots = product(q, some.swapaxes(1, 2))                                  # [B, H, rows]
+        parts.append((weight[:, None] @ mx.maximum(dots, 0))[:, 0])
+    return (parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=1)) * scale
+
+
+def select_reference(scores, positions, ratio, k):
+    seen = (positions + 1) // ratio
     hidden = mx.arange(scores.shape[1]) >= seen[:, None]
     behind = (1 << 62) + mx.arange(scores.shape[1], dtype=mx.int64)             # behind the rank of -inf
     order = mx.where(hidden, behind, ranks(scores))
@@ -112,8 +146,8 @@ def scores_metal(q, weight, rows, scale):
     return scores
 
 
-def select_metal(scores, start, ratio, k):
+def select_metal(scores, positions, ratio, k):
     T, C = scores.shape
-    (rows,) = kernel("indexer_topk", "select", ("scores", "start", "ratio", "count", "width"), ("rows",))(
-        [scores, start, ratio, k, C], [((T, k), mx.int32)], (T, 1, 1), (1024, 1, 1))
+    (rows,) = kernel("indexer_topk", "select", ("scores", "positions", "ratio", "count", "width"), ("rows",))(
+        [scores, positions, ratio, k, C], [((T, k), mx.int32)], (T, 1, 1), (1024, 1, 1))
     return rows

@@ -1,5 +1,6 @@
-"""The next token from the logits, in one fixed order of steps, driven by one uniform number."""
+"""The next tokens from the logits, in one fixed order of steps, each driven by one uniform number."""
 import mlx.core as mx
+import numpy as np
 
 from ds4mlx.ops.dispatch import pick
 from ds4mlx.ops.kernel import kernel
@@ -10,43 +11,57 @@ HOTTEST = 1e30   # hotter changes nothing either: whatever is not -inf is equal
 ONE = 2.0 ** 40  # the best token's weight: weights are whole numbers, so that their sums are exact in any order
 THREADS = 512     # as many as tokens that the kernel resolves at once: FEW
 
+PerRow = mx.array | np.ndarray
 
-def sample(logits: mx.array, uniform: float, temperature: float, top_k: int, min_p: float, top_p: float) -> mx.array:
-    """One token id, [] i32, of logits [V] f32 (-inf where forbidden, one finite at least).
 
-    temperature <= 0 or top_p = 0: the argmax, lowest id on ties. Else divide by the temperature, keep the top_k
-    (0: all), softmax, drop p < min_p * max p, keep the smallest set of best tokens with sum >= top_p (one at least),
-    renormalise, and invert the cumulative sum at `uniform` in [0, 1). Best first, and of equal logits the lower id.
-    Below 2^-40 of the best a token counts as impossible.
+def sample(logits: mx.array, uniform: PerRow, temperature: PerRow, top_k: PerRow, min_p: PerRow,
+           top_p: PerRow) -> mx.array:
+    """One token id for each row of logits [B, V] f32 (-inf where forbidden, one of a row finite at least), [B] i32.
+
+    All but the logits [B], in NumPy's arrays or MLX's: top_k i32, the others f32. temperature <= 0 or top_p = 0: the
+    argmax, lowest id on ties. Else divide by the temperature, keep the top_k (0: all), softmax, drop p < min_p * max p,
+    keep the smallest set of best tokens with sum >= top_p (one at least), renormalise, and invert the cumulative sum at
+    `uniform` in [0, 1). Best first, and of equal logits the lower id. Below 2^-40 of the best a token counts as
+    impossible. Raises ValueError for parameters of another shape.
     """
-    if temperature <= 0 or top_p <= 0:
-        return mx.argmax(logits).astype(mx.int32)
-    temperature = min(max(temperature, COLDEST), HOTTEST)
-    return pick(reference, metal=metal)(logits, uniform, temperature, top_k, min_p, top_p)
+    parameters = uniform, temperature, top_k, min_p, top_p
+    if any(p.shape != logits.shape[:1] for p in parameters):
+        raise ValueError(f"sample: logits {logits.shape} with parameters {[p.shape for p in parameters]}")
+    if isinstance(temperature, np.ndarray) and isinstance(top_p, np.ndarray) and _greedy(temperature, top_p).all():
+        return mx.argmax(logits, axis=-1).astype(mx.int32)
+    uniform, temperature, min_p, top_p = (mx.array(p, mx.float32) for p in (uniform, temperature, min_p, top_p))
+    return pick(reference, metal=metal)(logits, uniform, temperature, mx.array(top_k, mx.int32), min_p, top_p)
 
 
 def reference(logits, uniform, temperature, top_k, min_p, top_p):
-    order = mx.argsort(ranks(logits))
-    if top_k > 0:
-        order = order[:top_k]
-    x = logits[order]
-    gap = mx.where(x == x[0], 0, x - x[0])      # best first; before the division, so that it overflows to -inf only
-    p = mx.exp(gap / temperature)               # of the best token's probability
-    total = mx.cumsum(mx.where(p > 0, p * ONE, 0).astype(mx.int64))
-    kept = mx.where(p >= min_p, total, 0).max()
-    if top_p < 1:
-        enough = mx.maximum((total[-1].astype(mx.float32) * top_p).astype(mx.int64), 1)
-        kept = mx.minimum(kept, total[(total < enough).sum()])
+    B, V = logits.shape
+    greedy = _greedy(temperature, top_p)
+    uniform, heat, top_k, min_p, top_p = (p[:, None] for p in (uniform, temperature, top_k, min_p, top_p))
+    order = mx.argsort(ranks(logits), axis=-1)
+    x = mx.take_along_axis(logits, order, axis=-1)
+    gap = mx.where(x == x[:, :1], 0, x - x[:, :1])  # best first; before the division, so that it overflows to -inf only
+    p = mx.exp(gap / mx.clip(heat, COLDEST, HOTTEST))                           # of the best token's probability
+    p = mx.where((top_k > 0) & (mx.arange(V) >= top_k), 0, p)
+    total = mx.cumsum((p * ONE).astype(mx.int64), axis=-1)
+    kept = mx.where(p >= min_p, total, 0).max(axis=-1, keepdims=True)
+    enough = mx.maximum((total[:, -1:].astype(mx.float32) * top_p).astype(mx.int64), 1)
+    reached = mx.minimum((total < enough).sum(axis=-1, keepdims=True), V - 1)
+    kept = mx.where(top_p < 1, mx.minimum(kept, mx.take_along_axis(total, reached, axis=-1)), kept)
     # Rounding may leave uniform * kept at kept itself: the last token with weight, never one without.
     target = mx.minimum((kept.astype(mx.float32) * uniform).astype(mx.int64), kept - 1)
-    return order[(total <= target).sum()].astype(mx.int32)
+    place = (total <= mx.where(greedy[:, None], 0, target)).sum(axis=-1, keepdims=True)
+    return mx.take_along_axis(order, place, axis=-1)[:, 0].astype(mx.int32)
 
 
 def metal(logits, uniform, temperature, top_k, min_p, top_p):
-    V = logits.size
+    B, V = logits.shape
     threads = min(THREADS, -(-V // 32) * 32)
     names = ("logits", "top_k", "uniform", "temperature", "min_p", "top_p")
-    (token,) = kernel("sample", "choose", names, ("token",))(
-        [logits, top_k, *map(float, (uniform, temperature, min_p, top_p))], [((), mx.int32)], (1, 1, 1),
-        (threads, 1, 1), [("V", V), ("BITS", (V - 1).bit_length())])
-    return token
+    (tokens,) = kernel("sample", "choose", names, ("tokens",))(
+        [logits, top_k, uniform, temperature, min_p, top_p], [((B,), mx.int32)], (B, 1, 1), (threads, 1, 1),
+        [("V", V), ("BITS", (V - 1).bit_length())])
+    return tokens
+
+
+def _greedy(temperature: PerRow, top_p: PerRow) -> PerRow:
+    return (temperature <= 0) | (top_p <= 0)

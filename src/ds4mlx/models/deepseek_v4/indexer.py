@@ -1,6 +1,7 @@
 """Which compressed rows each query attends to, on the layers of ratio 4."""
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
 
 from ds4mlx import ops
 from ds4mlx.models.deepseek_v4.compressor import Compressor
@@ -33,7 +34,8 @@ class Indexer(nn.Module):
         parts = []
         for t in range(0, chunk.size, tokens):
             scores = ops.index_scores(q[t:t + tokens], weight[t:t + tokens], rows, scale)
-            parts.append(ops.select_rows(scores, chunk.start + t, 4, self.k))
+            positions = np.arange(chunk.start + t, chunk.start + t + scores.shape[0], dtype=np.int32)
+            parts.append(ops.select_rows(scores, mx.array(positions), 4, self.k))
             if tokens < chunk.size:
                 mx.eval(parts[-1])  # or the scores of several parts would be alive at once
         return parts[0] if len(parts) == 1 else mx.concatenate(parts)
