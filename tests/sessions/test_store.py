@@ -1,13 +1,15 @@
 """A saved state is found by its text, comes back as it was, and is not written twice."""
 import os
+import threading
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from toy_files import IDENTITY
-from toy_store import history, key_of, load, open_store, same_state, save, state_of
+from toy_store import history, job_for, key_of, load, open_store, same_state, save, state_of
 
 from ds4mlx.errors import CheckpointError
+from ds4mlx.sessions.directory import CacheDirectory
 from ds4mlx.sessions.toolmap import ToolBlock
 
 BLOCK = ToolBlock(("call_1", "call_2"), "", "\n\n<calls/>", (1, 2))
@@ -104,6 +106,36 @@ def test_a_slot_that_went_on_may_restore_its_file_again(store):
     for _ in range(4):
         assert load(store, tokens)
         store.continued(0)
+
+
+# ---- a disk that hangs
+
+@pytest.mark.parametrize("step", ["create", "write", "fsync", "rename", "sync"])
+def test_nothing_but_saves_waits_for_a_save_whose_disk_hangs(tmp_path, step):
+    hung = HungAt(step)
+    store = open_store(tmp_path / "cache", directory=CacheDirectory(tmp_path / "cache", hung))
+    save(store, old := history(900))
+    hung.armed = True
+    store.save(job_for(store, new := history(3000, seed=1)))
+    assert hung.reached.wait(10)
+    number, request = store.protect(key_of(old)), history(950, seed=2, after=old)
+    assert same_state(load(store, request), old) and store.why_not_save("evict", request)
+    assert store.tool_block("call_1") is None and len(store.missing_spans(new)) < 2 and store.stats().saved == 1
+    store.continued(0), store.unprotect(number), hung.passes.set()
+    assert store.flush() and same_state(load(store, new), new) and store.close()
+
+
+class HungAt:
+    """A hook of a directory that stays in a step once it is armed; a test that waits for it fails after 10 s."""
+
+    def __init__(self, step):
+        self.step, self.armed = step, False
+        self.reached, self.passes = threading.Event(), threading.Event()
+
+    def __call__(self, step):
+        if self.armed and step == self.step:
+            self.reached.set()
+            assert self.passes.wait(10), "nobody goes on while the disk hangs"
 
 
 # ---- which may be used

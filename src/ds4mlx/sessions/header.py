@@ -114,6 +114,13 @@ def read_front(src: BinaryIO, size: int) -> Front:
     return Front(header, key, footer)
 
 
+def read_key_start(src: BinaryIO, size: int, count: int) -> bytes:
+    """The first bytes of the key of a file, at most `count`, as they lie there. Raises Incomplete."""
+    at = Header.LAYOUT.size
+    length = int.from_bytes(read_at(src, at, LENGTH_BYTES), "little")
+    return read_at(src, at + LENGTH_BYTES, max(0, min(count, length, size - LEAST_BYTES)))
+
+
 def pack_key(key: bytes) -> bytes:
     """The text section."""
     return len(key).to_bytes(LENGTH_BYTES, "little") + key

@@ -1,4 +1,4 @@
-"""What is in the cache directory, kept in memory: heads, aliases, segments and who refers to them.
+"""What is in the cache directory, kept up to date: heads, aliases, segments and who refers to them.
 
 A head is read once, when its name is new or its file was replaced; a request then costs one pass over its key.
 """
@@ -14,10 +14,10 @@ from ds4mlx.errors import CheckpointError
 from ds4mlx.sessions import policy
 from ds4mlx.sessions.directory import CacheDirectory, Found, is_temporary
 from ds4mlx.sessions.format import (
-    Alias, Head, StoredHead, check_layout, check_usable, read_alias, read_head, read_tokens)
-from ds4mlx.sessions.header import KeyKind
+    Alias, StoredHead, check_layout, check_usable, read_alias, read_head, read_tokens)
 from ds4mlx.sessions.identity import Identity, parse_name
 from ds4mlx.sessions.integrity import Corrupt, Foreign, Incomplete, Mismatch, check_footer
+from ds4mlx.sessions.known import AliasRecord, Known, Match, Record, prefix_digests, sha1_of, token_bytes
 from ds4mlx.sessions.layout import Layout
 
 log = logging.getLogger(__name__)
@@ -46,40 +46,9 @@ class Usable:
         return ""
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
-    """A sound head, without its key and its tools. `unusable`: why it is not for this server, "" when it is."""
-    found: Found
-    head: Head              # key and tool map emptied
-    text_bytes: int
-    tokens_sha1: str
-    call_ids: tuple[str, ...]
-    unusable: str
-
-    @property
-    def name(self) -> str:
-        return self.found.name
-
-
-@dataclass(frozen=True, slots=True)
-class AliasRecord:
-    found: Found
-    text_bytes: int
-    key_kind: KeyKind
-    target: str
-
-
-@dataclass(frozen=True, slots=True)
-class Match:
-    """A head whose key, or alias, is a prefix of a request's key. `alias`: that file's name, "" for the head's own."""
-    record: Record
-    text_bytes: int
-    key_kind: KeyKind
-    alias: str = ""
-
-
 class Index:
-    """Not for several threads at once; its owner sees to that. Without `usable`, every sound head counts as usable."""
+    """Not for several threads at once; its owner sees to that, but for `known`. Without `usable`, every sound head counts
+    as usable."""
 
     def __init__(self, directory: CacheDirectory, usable: Usable | None = None) -> None:
         self._directory, self._usable = directory, usable
@@ -93,6 +62,7 @@ class Index:
         self.call_ids: dict[str, str] = {}       # tool call -> head that holds its block
         self._prefixes: dict[str, dict[int, str]] = {}   # head -> SHA-1 of its first n tokens
         self._sound_segments: set[Found] = set()
+        self.known = Known()                     # for any thread: all of the above, as the last change left it
 
     # ---- looking at the disk
 
@@ -108,6 +78,10 @@ class Index:
         for found in files.values():
             self._notice(found)
         self.quarantined = {found.name: found for found in self._directory.quarantined()}
+        self._publish()
+
+    def _publish(self) -> None:
+        self.known = Known(dict(self.heads), dict(self.aliases), frozenset(self.segments), dict(self.call_ids))
 
     def _forget_missing(self, files: Mapping[str, Found]) -> None:
         for known in (self.heads, self.aliases):
@@ -164,6 +138,7 @@ class Index:
         for alias in self.aliases_of(name):
             self._forget(alias.found.name)
         self._forget(name)
+        self._publish()
 
     def used(self, name: str, hits: int, now: int) -> None:
         """The counts in the file were changed in place by this process."""
@@ -171,11 +146,13 @@ class Index:
             fresh = self._directory.look(name)
             if fresh and fresh.inode == record.found.inode:
                 self.heads[name] = replace(record, found=fresh, head=replace(record.head, hits=hits, last_used=now))
+                self._publish()
 
     def set_aside(self, found: Found, why: str) -> None:
         """Quarantines a bad file; the oldest in quarantine go when they are too many."""
         log.warning("kv cache rejected file=%s because %s", found.name, why)
         self._forget(found.name)
+        self._publish()
         try:
             self._directory.set_aside(found)
             held = self._directory.quarantined()
@@ -188,21 +165,10 @@ class Index:
     # ---- answers
 
     def matches(self, key: bytes) -> list[Match]:
-        """Every head, usable or not, that has a key or an alias which `key` begins with, by SHA-1 alone."""
-        digests = _prefix_digests(key, {r.text_bytes for r in self.heads.values()}
-                                  | {a.text_bytes for a in self.aliases.values()})
-        found = [Match(record, record.text_bytes, record.head.key_kind) for name, record in self.heads.items()
-                 if digests.get(record.text_bytes) == _stem(name)]
-        found += [Match(self.heads[alias.target], alias.text_bytes, alias.key_kind, name)
-                  for name, alias in self.aliases.items()
-                  if digests.get(alias.text_bytes) == _stem(name) and alias.target in self.heads]
-        return found
+        return self.known.matches(key)
 
     def covering(self, tokens: np.ndarray) -> list[Record]:
-        """Usable heads whose tokens are a prefix of `tokens`, the longest last."""
-        digests = _prefix_digests(_token_bytes(tokens), {4 * r.head.tokens for r in self.heads.values()})
-        found = [r for r in self.heads.values() if not r.unusable and digests.get(4 * r.head.tokens) == r.tokens_sha1]
-        return sorted(found, key=lambda r: r.head.tokens)
+        return self.known.covering(tokens)
 
     def has_segment(self, name: str) -> bool:
         """Whether a segment is on disk, whole by its footer. A bad one goes to quarantine."""
@@ -266,7 +232,7 @@ class Index:
     def note_tokens(self, name: str, tokens: np.ndarray) -> None:
         """Saves reading back the tokens of a head that was just written."""
         lengths = {4 * r.head.tokens for r in self.heads.values()}
-        self._prefixes[name] = {n // 4: d for n, d in _prefix_digests(_token_bytes(tokens), lengths).items()}
+        self._prefixes[name] = {n // 4: d for n, d in prefix_digests(token_bytes(tokens), lengths).items()}
 
     def _entry(self, record: Record) -> policy.Entry:
         head, digests = record.head, self._prefixes.get(record.name, {})
@@ -290,27 +256,9 @@ class Index:
         except (OSError, CheckpointError):  # gone or bad: found out when it is wanted
             known |= dict.fromkeys(lengths, "")
             return
-        known |= {n // 4: d for n, d in _prefix_digests(_token_bytes(tokens), {4 * n for n in lengths}).items()}
-
-
-def _token_bytes(tokens: np.ndarray) -> memoryview:
-    return np.ascontiguousarray(tokens, "<u4").view(np.uint8).data
-
-
-def _prefix_digests(data: bytes | memoryview, lengths: Iterable[int]) -> dict[int, str]:
-    """SHA-1 of the first n bytes for each n that is not longer, in one pass."""
-    view, running, at, out = memoryview(data), hashlib.sha1(usedforsecurity=False), 0, {}
-    for length in sorted(n for n in set(lengths) if n <= len(view)):
-        running.update(view[at:length])
-        at = length
-        out[length] = running.copy().hexdigest()
-    return out
-
-
-def _stem(name: str) -> str:
-    return name.partition("-")[0]
+        known |= {n // 4: d for n, d in prefix_digests(token_bytes(tokens), {4 * n for n in lengths}).items()}
 
 
 def _check_name(name: str, key: bytes) -> None:
-    if _stem(name) != hashlib.sha1(key, usedforsecurity=False).hexdigest():
+    if sha1_of(name) != hashlib.sha1(key, usedforsecurity=False).hexdigest():
         raise Corrupt("its name is not the SHA-1 of its key")

@@ -17,8 +17,9 @@ from ds4mlx.sessions.directory import CacheDirectory, Temporary
 from ds4mlx.sessions.format import Alias, Head, alias_image, head_image, read_head
 from ds4mlx.sessions.header import KeyKind, Reason
 from ds4mlx.sessions.identity import alias_name, chain_hashes, head_name, segment_file
-from ds4mlx.sessions.index import Index, Record, Usable
+from ds4mlx.sessions.index import Index, Usable
 from ds4mlx.sessions.integrity import Image
+from ds4mlx.sessions.known import Record
 from ds4mlx.sessions.layout import empty_arrays, head_arrays, row_counts
 from ds4mlx.sessions.room import Room
 from ds4mlx.sessions.segment import Segment, segment_image

@@ -1,6 +1,7 @@
 """The checkpoint directory as the service sees it: find, load, save, protect. Nothing here fails a request.
 
-`find` and `load` are called from any thread; saving happens on a thread of its own.
+All of it may be called from any thread; saving happens on a thread of its own. While that works on the directory, whose
+disk may hang, everything else goes by what was there before.
 """
 import logging
 import threading
@@ -16,10 +17,11 @@ import numpy as np
 from ds4mlx.errors import CheckpointError
 from ds4mlx.sessions.directory import CacheDirectory, LockBusy
 from ds4mlx.sessions.format import read_alias, read_head, usage_writes
-from ds4mlx.sessions.header import Reason
-from ds4mlx.sessions.identity import Identity
-from ds4mlx.sessions.index import Index, Match, Usable
+from ds4mlx.sessions.header import Reason, read_key_start
+from ds4mlx.sessions.identity import Identity, chain_hashes
+from ds4mlx.sessions.index import Index, Usable
 from ds4mlx.sessions.integrity import Corrupt, Incomplete
+from ds4mlx.sessions.known import Known, Match
 from ds4mlx.sessions.layout import Layout
 from ds4mlx.sessions.policy import ReloadGuard, SaveRules, candidate_rank, why_not_save
 from ds4mlx.sessions.restore import BadSegment, Restored, Vanished, restore
@@ -31,6 +33,7 @@ from ds4mlx.sessions.writer import Writer
 log = logging.getLogger(__name__)
 
 MOST_CANDIDATES = 3
+MOST_COMPARED, COMPARED_BYTES = 12, 1 << 20   # keys that a prompt is compared with, and how much of each
 HEAD_START_BYTES = 8192  # header, JSON and key of a short checkpoint
 
 
@@ -90,7 +93,8 @@ class Store:
                  options: StoreOptions = StoreOptions(), *, directory: CacheDirectory | None = None) -> None:
         self.path, self.options, self._layout = path, options, layout
         self._directory = directory or CacheDirectory(path)
-        self._mutex = threading.RLock()
+        self._mutex = threading.RLock()      # of the index; held while a save looks at the directory and makes room
+        self._notes = threading.Lock()       # of pins, protections, guard and counts; never held for long
         self._usable = Usable(identity, layout, ctx, options.rules.min_tokens, options.same_quant)
         self._index = Index(self._directory, self._usable)
         fixed = sum(np.dtype(dtype).itemsize * int(np.prod(shape)) for shape, dtype in layout(1).values())
@@ -103,6 +107,7 @@ class Store:
         self._start()
         self._saver = Saver(self._directory, self._index, self._room, self._mutex, self._usable, self._kept)
         self._writer = Writer(self._saver.save)
+        self._stats = self._counted()
 
     def _start(self) -> None:
         try:
@@ -129,10 +134,11 @@ class Store:
 
     def find(self, key: bytes, slot: int = 0) -> Lookup:
         """The checkpoints to try for a prompt with this key, best first."""
-        with self._mutex:
-            if not self._refreshed():
-                return Lookup()
-            matches = self._index.matches(key)
+        known = self._look()
+        if known is None:
+            return Lookup()
+        matches = known.matches(key)
+        with self._notes:
             blocked = self._guard.blocked(slot, time.time())
         rejected = {m.record.name: m.record.unusable or blocked[m.record.name]
                     for m in matches if m.record.unusable or m.record.name in blocked}
@@ -143,10 +149,32 @@ class Store:
         found = [Candidate(m.record.name, m.record.head.tokens, m.text_bytes, m.alias) for m in best.values()]
         return Lookup(tuple(found[:MOST_CANDIDATES]), tuple(rejected.items()))
 
+    def alike(self, key: bytes) -> dict[str, bytes]:
+        """File -> the beginning of its key, of a few states used last: what a prompt may part from. Raises nothing."""
+        known, found = self._look(), {}
+        for name in (known.recent() if known else [])[:MOST_COMPARED]:
+            try:
+                file, opened = self._directory.open(name)
+                with file:
+                    found[name] = read_key_start(file, opened.nbytes, min(len(key), COMPARED_BYTES))
+            except (OSError, CheckpointError):   # gone or bad: found out when it is wanted
+                continue
+        return found
+
     def _rank(self, match: Match) -> tuple[int, ...]:
         head = match.record.head
         same_quant = head.identity.quant_bits == self._usable.identity.quant_bits
         return candidate_rank(head.tokens, match.key_kind, same_quant, match.text_bytes)
+
+    def _look(self) -> Known | None:
+        """What is in the directory, or was before the save in progress; None when it cannot be read."""
+        if self._mutex.acquire(blocking=False):
+            try:
+                if not self._refreshed():
+                    return None
+            finally:
+                self._mutex.release()
+        return self._index.known
 
     def _refreshed(self) -> bool:
         try:
@@ -158,27 +186,29 @@ class Store:
 
     def pin(self, name: str) -> None:
         """Keeps a file from being evicted by this process until `release`."""
-        with self._mutex:
+        with self._notes:
             self._pins[name] += 1
 
     def release(self, name: str) -> None:
-        with self._mutex:
+        with self._notes:
             self._pins[name] -= 1
             self._pins += Counter()  # drops what is no longer pinned
 
     def protect(self, key: bytes) -> int:
         """Keeps all prefixes of a waiting request from being evicted, until `unprotect` of the number returned."""
-        with self._mutex:
+        with self._notes:
             self._next_protection += 1
             self._protected[self._next_protection] = key
             return self._next_protection
 
     def unprotect(self, number: int) -> None:
-        with self._mutex:
+        with self._notes:
             self._protected.pop(number, None)
 
     def _kept(self) -> set[str]:
-        return set(self._pins) | {m.record.name for key in self._protected.values() for m in self._index.matches(key)}
+        with self._notes:
+            pinned, keys = set(self._pins), list(self._protected.values())
+        return pinned | {m.record.name for key in keys for m in self._index.matches(key)}
 
     def load(self, candidate: Candidate, key: bytes, slot: int = 0) -> Restored:
         """The state of a candidate, with a hit counted. Raises CheckpointError; the caller tries the next candidate.
@@ -232,43 +262,46 @@ class Store:
             self._reject(name, str(fault))
 
     def _reject(self, name: str, why: str) -> None:
-        with self._mutex:
+        with self._notes:
             self._guard.failed(name, why, time.time())
             self._rejected += 1
         log.warning("kv cache rejected file=%s because %s", name, why)
 
     def quarantine(self, name: str, why: str) -> None:
         """Sets a head aside: it is bad, or what the engine made of it was."""
-        with self._mutex:
+        with self._notes:
             self._rejected += 1
+        with self._mutex:
             if (found := self._directory.look(name)) is not None:
                 self._index.set_aside(found, why)
 
     def _count_hit(self, name: str, restored: Restored, slot: int) -> None:
         now = int(time.time())
-        with self._mutex:
+        with self._notes:
             self._hits += 1
             self._guard.restored(slot, name, len(restored.tokens), now)
-            record = self._index.heads.get(name)
-            if record is None:
-                return
-            hits = record.head.hits + 1
-            try:
+        if not self._mutex.acquire(blocking=False):   # a hit not counted in the file is no harm
+            return
+        try:
+            if (record := self._index.heads.get(name)) is not None:
+                hits = record.head.hits + 1
                 self._directory.patch(record.found, usage_writes(hits, now))
-            except OSError:  # a hit not counted is no harm
-                return
-            self._index.used(name, hits, now)
+                self._index.used(name, hits, now)
+        except OSError:
+            return
+        finally:
+            self._mutex.release()
 
     def continued(self, slot: int) -> None:
         """A request went on from the slot's state in memory: restoring its file once more is no loop."""
-        with self._mutex:
+        with self._notes:
             self._guard.continued(slot)
 
     def tool_block(self, call_id: str) -> ToolBlock | None:
         """The saved block of tool calls that has an id."""
-        with self._mutex:
-            if not self._refreshed() or (name := self._index.call_ids.get(call_id)) is None:
-                return None
+        known = self._look()
+        if known is None or (name := known.call_ids.get(call_id)) is None:
+            return None
         try:
             file, found = self._directory.open(name)
             with file:
@@ -281,19 +314,25 @@ class Store:
 
     def why_not_save(self, reason: Reason, tokens: np.ndarray, keys: Sequence[bytes] = ()) -> str | None:
         """None when a state is worth exporting, else why not. keys: those that the state has to be found by, each."""
-        with self._mutex:
-            if not self._refreshed():
-                return "the cache cannot be read"
-            covering = {record.name: record.head.tokens for record in self._index.covering(tokens)}
-            findable = [{match.record.name for match in self._index.matches(key)} for key in keys] or [set(covering)]
+        known = self._look()
+        if known is None:
+            return "the cache cannot be read"
+        covering = {record.name: record.head.tokens for record in known.covering(tokens)}
+        findable = [{match.record.name for match in known.matches(key)} for key in keys] or [set(covering)]
         covered = min(max((covering[name] for name in found & covering.keys()), default=0) for found in findable)
         return why_not_save(self.options.rules, reason, len(tokens), covered)
 
     def missing_spans(self, tokens: np.ndarray) -> list[int]:
         """Spans whose rows have to be exported for a save."""
-        with self._mutex:
+        if not self._mutex.acquire(blocking=False):
+            held = self._index.known.segments
+            names = chain_hashes(self._usable.identity, tokens)
+            return [span for span, name in enumerate(names) if name not in held]
+        try:
             self._refreshed()
             return missing_spans(self._index, self._usable, tokens)
+        finally:
+            self._mutex.release()
 
     def save(self, job: SaveJob, wait_s: float = 0.0) -> bool:
         """Queues a save. False when the writer is still busy after `wait_s`, or paused because the disk was full."""
@@ -305,12 +344,20 @@ class Store:
         return self._writer.idle
 
     def stats(self) -> StoreStats:
-        with self._mutex:
-            self._refreshed()
-            index, writer = self._index, self._writer
-            usable = sum(not record.unusable for record in index.heads.values())
-            return StoreStats(len(index.heads), usable, len(index.segments), index.total_bytes(),
-                              self.options.budget_bytes, len(index.quarantined), len(index.foreign), self._hits,
-                              self._rejected, writer.saved, writer.skipped, writer.failed, self._room.evicted,
-                              writer.last.written_bytes if writer.last else 0, self._directory.written_bytes,
-                              writer.paused)
+        """As they are, or as they were before the save in progress."""
+        if self._mutex.acquire(blocking=False):
+            try:
+                self._refreshed()
+                self._stats = self._counted()
+            finally:
+                self._mutex.release()
+        return self._stats
+
+    def _counted(self) -> StoreStats:
+        index, writer = self._index, self._writer
+        usable = sum(not record.unusable for record in index.heads.values())
+        return StoreStats(len(index.heads), usable, len(index.segments), index.total_bytes(),
+                          self.options.budget_bytes, len(index.quarantined), len(index.foreign), self._hits,
+                          self._rejected, writer.saved, writer.skipped, writer.failed, self._room.evicted,
+                          writer.last.written_bytes if writer.last else 0, self._directory.written_bytes,
+                          writer.paused)

@@ -11,7 +11,8 @@ from ds4mlx.sessions.container import DTYPES
 from ds4mlx.sessions.directory import CacheDirectory, Found
 from ds4mlx.sessions.format import StoredHead, read_head
 from ds4mlx.sessions.header import KeyKind, Reason
-from ds4mlx.sessions.index import Index, Record
+from ds4mlx.sessions.index import Index
+from ds4mlx.sessions.known import Record
 from ds4mlx.sessions.layout import is_append_only
 from ds4mlx.sessions.store import HEAD_START_BYTES
 
