@@ -47,8 +47,8 @@ class Usable:
 
 
 class Index:
-    """Not for several threads at once; its owner sees to that, but for `known`. Without `usable`, every sound head counts
-    as usable."""
+    """Not for several threads at once, but for `known`; its owner sees to that. Without `usable`, every sound head is
+    usable."""
 
     def __init__(self, directory: CacheDirectory, usable: Usable | None = None) -> None:
         self._directory, self._usable = directory, usable
