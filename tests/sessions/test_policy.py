@@ -53,6 +53,21 @@ def test_the_limit_of_cold_saves_is_on_the_place_not_on_the_prompt():
                                          (30_720, "continued")]
 
 
+@pytest.mark.parametrize("parted, reused, stable", [
+    (0, 0, None), (4700, 0, 4608), (4640, 0, 4608), (4639, 0, 4480),   # 32 tokens back, then to a multiple of 128
+    (600, 0, 512), (671, 0, 512), (540, 0, None),                      # too short to be loaded
+    (8800, 0, None),                                                   # barely ahead of the anchor
+    (4700, 4096, 4608), (4700, 4608, None), (50_000, 0, None)])
+def test_a_place_ahead_of_what_changes_in_the_system_text_is_saved(parted, reused, stable):
+    anchor = 9000
+    expected = [(stable, "cold")] if stable else []
+    assert places(9500, anchor, reused, parted=parted) == [*expected, (anchor, "cold")]
+
+
+def test_without_a_task_to_come_nothing_is_known_to_change():
+    assert places(9500, None, 0, parted=4700) == places(9500, None, 0)
+
+
 def test_no_cold_saves_when_they_are_switched_off():
     assert prefill_boundaries(SaveRules(cold_max=0, interval=0), 9000, 700, 0) == []
 

@@ -6,8 +6,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ds4mlx.chat.canonical import clean_text
-from ds4mlx.text.keys import GrowingKey, after_key, key_ends
-from ds4mlx.text.segments import CONTROL_LITERALS, DSML, EOS, THINK_OPEN, USER, Control, Text, Tokens
+from ds4mlx.text.keys import GrowingKey, after_key, key_ends, tokens_within
+from ds4mlx.text.segments import ASSISTANT, CONTROL_LITERALS, DSML, EOS, THINK_OPEN, USER, Control, Text, Tokens
 
 LITERALS = [literal.encode() for literal in CONTROL_LITERALS]
 QUOTED = ["｜DSML".encode() if literal == DSML else literal.encode() for literal in CONTROL_LITERALS]
@@ -148,3 +148,10 @@ def test_a_growing_key_spells_a_line_once(v4_tokenizer, monkeypatch):
     monkeypatch.setattr(v4_tokenizer, "key_bytes_of_ids", lambda ids: spelled.append(len(ids)) or spell(ids))
     growing.of([*ids, *line])
     assert sum(spelled) <= 2 * len(line)
+
+
+def test_the_tokens_within_a_beginning_of_a_key_are_whole(v4_tokenizer):
+    ids = v4_tokenizer.encode([Control(USER), Text("one, zwei, 三."), Control(ASSISTANT)])
+    for n in range(1, len(ids) + 1):
+        end = len(v4_tokenizer.key_bytes_of_ids(ids[:n]))
+        assert tokens_within(v4_tokenizer, ids, end) == n and tokens_within(v4_tokenizer, ids, end - 1) == n - 1

@@ -13,6 +13,7 @@ GAIN = 512                # a save has to cover this many more tokens than the l
 ANCHOR_LEAD = 4096        # the aligned tail is worth a file of its own when it is this far behind the anchor
 QUARANTINE_FILES, QUARANTINE_BYTES = 8, 1 << 30
 RELOAD_PAUSE_S = 600.0
+SMALLEST = 128            # at multiples of it no compressor holds a part of a group: a state is smallest there
 WEIGHT: Mapping[Reason, float] = {"cold": 4, "agent-system": 4, "evict": 2, "shutdown": 2, "agent-session": 2}
 LASTING: Collection[Reason] = ("cold", "agent-system")  # prefixes that many conversations share, used for weeks
 
@@ -39,15 +40,25 @@ class Boundary:
     reason: Reason
 
 
-def prefill_boundaries(rules: SaveRules, prompt: int, anchor: int | None, reused: int,
-                       chunk: int = 2048) -> list[Boundary]:
+def prefill_boundaries(rules: SaveRules, prompt: int, anchor: int | None, reused: int, chunk: int = 2048,
+                       parted: int = 0) -> list[Boundary]:
     """Where a prefill of tokens [reused, prompt) stops to save, in order, each place once.
 
     anchor: tokens before the first task of a chat, None without one. Continued saves are at ends of chunks.
+    parted: tokens up to which the known conversation that is most alike began in the same way.
     """
     found = {n: Boundary(n, "continued") for n in _continued(rules, prompt, reused, chunk)}
-    found |= {n: Boundary(n, "cold") for n in _cold(rules, prompt, anchor, reused)}
+    found |= {n: Boundary(n, "cold") for n in (*_stable(rules, anchor, reused, parted),
+                                               *_cold(rules, prompt, anchor, reused))}
     return [found[n] for n in sorted(found)]
+
+
+def _stable(rules: SaveRules, anchor: int | None, reused: int, parted: int) -> Iterable[int]:
+    """Ahead of what changes from conversation to conversation inside the system text, once it has been seen to."""
+    place = parted - rules.trim
+    place -= place % SMALLEST
+    if anchor is not None and max(rules.min_tokens, reused + 1) <= place <= min(rules.cold_max, anchor - GAIN):
+        yield place
 
 
 def _cold(rules: SaveRules, prompt: int, anchor: int | None, reused: int) -> Iterable[int]:

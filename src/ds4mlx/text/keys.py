@@ -24,6 +24,11 @@ def key_ends(tokenizer: Tokenizer, segments: Sequence[Segment]) -> list[int]:
     return result
 
 
+def tokens_within(tokenizer: Tokenizer, ids: Iterable[int], key_bytes: int) -> int:
+    """How many of the ids lie whole within the first `key_bytes` bytes of their key."""
+    return bisect_right(_piece_ends(tokenizer.literal(token) or tokenizer.token_bytes(token) for token in ids), key_bytes)
+
+
 def after_key(tokenizer: Tokenizer, segments: Sequence[Segment], offset: int) -> list[Segment]:
     """What follows the first `offset` bytes of the segments' key. Replayed tokens stay what they are, but for one that
     the place lies in.
