@@ -171,13 +171,15 @@ def _i32(x: np.ndarray) -> np.ndarray:
 
 
 def _q8_0(x: np.ndarray) -> np.ndarray:
-    """d = max|x| / 127 in half precision; codes against the stored d, which halves the error of a rounded scale."""
+    """d = max|x| / 127; codes against d before it is rounded to half precision, ties away from zero.
+
+    So do the tools that published files come from: the same weights give the same bytes.
+    """
     d = np.abs(x).max(axis=1, keepdims=True) / np.float32(127)
     _check_half(d, "Q8_0")
-    d = d.astype("<f2")
-    step = d.astype(np.float32)
-    codes = np.divide(x, step, out=np.zeros_like(x), where=step > 0)
-    return np.concatenate([d.view(np.uint8), np.clip(np.rint(codes), -127, 127).astype(np.int8).view(np.uint8)], axis=1)
+    codes = x * np.divide(1, d, out=np.zeros_like(d), where=d > 1e-38)
+    codes = np.trunc(codes + np.copysign(0.5, codes, dtype=np.float64))
+    return np.concatenate([d.astype("<f2").view(np.uint8), codes.astype(np.int8).view(np.uint8)], axis=1)
 
 
 def _mxfp4(x: np.ndarray) -> np.ndarray:
