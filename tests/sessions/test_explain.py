@@ -44,6 +44,18 @@ def test_the_text_that_goes_along_furthest_is_compared():
     assert told(TEXT, Live(), saved_keys=saved).place == Place("tools", 20, "file.kvm")
 
 
+def test_how_much_is_alike_is_told_in_bytes_and_nothing_where_no_text_is_left():
+    assert told(changed(150), live()).alike == 150 and told(TEXT + "more", live()).alike == 0
+    saved = {"a.kvm": TEXT[:120].encode() + b"other", "b.kvm": b"other"}
+    assert told(changed(150), Live(), saved_keys=saved).alike == 120
+
+
+def test_after_a_restart_the_difference_to_a_saved_state_is_put_in_words():
+    told_of = told(TEXT, Live(), saved_keys={"a.kvm": TEXT[:120].encode() + b"other"})
+    assert told_of.because == ("no state is live, the prompt parts from the text of a.kvm in tools at byte 20; "
+                               "no saved state begins this prompt")
+
+
 REASONS = [(TEXT + "more", live(), "live-prefix-match"), (changed(150), live(), "token-mismatch"), (TEXT, Live(),
            "no-live-checkpoint"), (TEXT[:150], live(), "incoming-prompt-shorter-than-live-checkpoint")]
 

@@ -55,6 +55,7 @@ class Explanation:
     live: int
     reason: MemoryMiss
     place: Place | None
+    alike: int    # bytes of the prompt's key that the known text of `place` begins with
     because: str  # in words, where less was reused than there was; else ""
     verdicts: tuple[Verdict, ...]
 
@@ -75,10 +76,10 @@ def explain(decision: Decision, wanted: Wanted, live: Live, origins: Sequence[Or
     """A decision in numbers. origins: the request's blocks in order; saved_keys: of saved states to compare with."""
     best = decision.best
     reused = best.tokens if best else 0
-    place = _parting(wanted, live, origins, saved_keys or {})
+    alike, place = _parting(wanted, live, origins, saved_keys or {})
     return Explanation(best.source if best else "none", reused, decision.common_tokens, len(wanted.ids),
                        len(live.tokens), _reason(decision, wanted, live), place,
-                       _because(decision, live, reused, place), decision.verdicts)
+                       alike, _because(decision, live, reused, place), decision.verdicts)
 
 
 def first_mismatch(live: Sequence[int], prompt: Sequence[int], common: int, around: int = 8) -> tuple[Row, ...]:
@@ -99,17 +100,18 @@ def _reason(decision: Decision, wanted: Wanted, live: Live) -> MemoryMiss:
     return "token-mismatch"
 
 
-def _parting(wanted: Wanted, live: Live, origins: Sequence[Origin], saved_keys: Mapping[str, bytes]) -> Place | None:
-    """Where the prompt leaves the known text that it follows furthest; None when it leaves none."""
+def _parting(wanted: Wanted, live: Live, origins: Sequence[Origin],
+             saved_keys: Mapping[str, bytes]) -> tuple[int, Place | None]:
+    """Where the prompt leaves the known text that it follows furthest, as byte and place; 0 where it leaves none."""
     known = {"live": live.key} | {key.kind: key.key for key in live.visible if key.frontier == len(live.tokens)}
     known |= saved_keys
     beside, byte = max(((name, common_bytes(key, wanted.key)) for name, key in known.items()), key=lambda pair: pair[1])
     if byte in (len(known[beside]), len(wanted.key)):
-        return None
+        return 0, None
     ends = [origin.end for origin in origins]
     at = bisect_right(ends, byte)
     start = ends[at - 1] if at else 0
-    return Place(origins[at].label if at < len(ends) else AFTER_ALL, byte - start, beside)
+    return byte, Place(origins[at].label if at < len(ends) else AFTER_ALL, byte - start, beside)
 
 
 def _because(decision: Decision, live: Live, reused: int, place: Place | None) -> str:
@@ -137,10 +139,12 @@ _NOTHING_SAVED = {"no-candidate": "no saved state begins this prompt",
 
 
 def _where(live: Live, common: int, place: Place | None) -> str:
-    if not live.tokens:
-        return "no state is live"
-    where = f"the prompt parts from the live state at token {common} of {len(live.tokens)}"
+    where = "no state is live"
+    if live.tokens:
+        where = f"the prompt parts from the live state at token {common} of {len(live.tokens)}"
     if place is None:
         return where
+    if not live.tokens:
+        return f"{where}, the prompt parts from the text of {place.beside} in {place.block} at byte {place.byte}"
     beside = "" if place.beside == "live" else f" of {place.beside}"
     return f"{where}, its text{beside} in {place.block} at byte {place.byte}"
