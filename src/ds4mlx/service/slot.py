@@ -20,7 +20,7 @@ from ds4mlx.sessions.lookup import (
 from ds4mlx.sessions.policy import GAIN, SaveRules, crosses, prefill_boundaries
 from ds4mlx.sessions.store import Candidate, Store
 from ds4mlx.sessions.toolmap import ToolBlock
-from ds4mlx.text.keys import GrowingKey
+from ds4mlx.text.keys import GrowingKey, tokens_within
 from ds4mlx.text.segments import ASSISTANT, USER
 from ds4mlx.text.tokenizer import Tokenizer
 
@@ -99,7 +99,8 @@ class Slot:
         files = {known.name: candidate for known, candidate in stored}
         mismatch = first_mismatch(live.tokens, wish.wanted.ids, decision.common_tokens) if live.tokens else ()
         plan, rest = self._first_reached(decision, files, wish)
-        explanation = explain(_as_it_went(decision, plan), wish.wanted, live, wish.origins)
+        saved = self._store.alike(wish.wanted.key) if self._store and plan.replaces_live and len(rest) > GAIN else {}
+        explanation = explain(_as_it_went(decision, plan), wish.wanted, live, wish.origins, saved)
         self._visible = still_bound(self._visible, plan.tokens) if not plan.replaces_live else ()
         self._asked_at = plan.tokens
         if self._store is not None and not plan.replaces_live:
@@ -210,8 +211,10 @@ class Slot:
         anchor = self._chat_anchor(start)
         stops: dict[int, Reason | None] = {anchor: None} if anchor and anchor >= MIN_REWIND else {}
         if self._store is not None:
+            ids = [*self.session.tokens, *start.rest][:anchor]
+            parted = tokens_within(self._tokenizer, ids, start.explanation.alike)
             stops |= {boundary.tokens: boundary.reason for boundary in prefill_boundaries(
-                self._rules, start.total, anchor, start.reused, self._chunk)}
+                self._rules, start.total, anchor, start.reused, self._chunk, parted)}
         return stops
 
     def _chat_anchor(self, start: Start) -> int | None:
