@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 DEFAULT_FILE = Path("ds4flash.gguf")
 TINY = Path("tiny")
-GET_ONE = "./download.sh URL fetches one and links it as ./ds4flash.gguf; --model tiny is built in and needs none"
+GET_ONE = "./download.sh q2 fetches one and links it as ./ds4flash.gguf; --model tiny is built in and needs none"
 
 
 def resolve_model(settings: Settings) -> Path:
@@ -25,7 +25,7 @@ def resolve_model(settings: Settings) -> Path:
     """
     if settings.model is None and not DEFAULT_FILE.exists():
         print(f"ds4mlx: no --model, no DS4MLX_MODEL and no ./{DEFAULT_FILE}: using the built-in tiny model, whose text "
-              f"is noise.\n  For DeepSeek V4 Flash: ./download.sh URL, or --model FILE.gguf", file=sys.stderr)
+              f"is noise.\n  For DeepSeek V4 Flash: ./download.sh q2, or --model FILE.gguf", file=sys.stderr)
     named = settings.model or (DEFAULT_FILE if DEFAULT_FILE.exists() else TINY)
     if named == TINY:
         from ds4mlx.tiny.build import cached
