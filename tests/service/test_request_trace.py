@@ -7,7 +7,7 @@ import pytest
 from host import BYTES, system, talk, user
 
 from ds4mlx.chat.events import Finish, Usage
-from ds4mlx.chat.messages import Tool
+from ds4mlx.chat.messages import Message, Tool, ToolResult
 from ds4mlx.service.metrics import Timings
 from ds4mlx.service.trace import Trace
 from ds4mlx.service.trace_records import Asked
@@ -195,3 +195,13 @@ def test_no_log_tells_what_was_said(traced, host, traces, caplog, tmp_path):
     logged = "\n".join(record.getMessage() for record in caplog.records)
     assert "src=" in logged and not re.search("tangerine|marzipan|rhubarb|cinnamon|saffron|nutmeg", logged)
     assert not traces or "marzipan" in json.dumps([r["content"] for r in records(running, "finish")])
+
+
+def test_a_request_whose_state_is_gone_is_told_of_with_what_was_tried(traced):
+    running = traced(["plan</think>Done."])
+    running.ask(talk(user("Hi")))
+    reply = running.ask(talk(Message("tool", (ToolResult("call_0", "a b"),))), api="responses")
+    assert reply.end.error_code == "continuation_state_unavailable"
+    told = records(running, "cache")[1]
+    assert told["cache_source"] == "none" and "the state they belong to is gone" in told["because"]
+    assert [outcome for _, outcome in told["verdicts"]] == ["no-key", "other-calls"]

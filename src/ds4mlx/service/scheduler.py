@@ -44,6 +44,7 @@ class Request(Protocol):
     def cancel(self, why: str) -> None: ...       # from any thread; the first reason stays
     began: bool                                   # something of its answer has been sent
     def check(self) -> None: ...                  # raises Cancelled when given up on, or read too slowly
+    def declined(self, start: Start) -> None: ...  # its state is gone; `finish` follows
     def starts(self, start: Start) -> None: ...
     def prefilled(self, tokens: int) -> None: ...  # prompt tokens in the session so far
     def sampling(self) -> Sampling: ...           # for the next step

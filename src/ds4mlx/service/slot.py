@@ -35,6 +35,7 @@ class Wish(Protocol):
     origins: Sequence[Origin]
 
     def after_key(self, key_bytes: int) -> list[int]: ...   # ids of what follows so much of the request's key
+    def declined(self, start: "Start") -> None: ...           # it cannot begin: its state is gone
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +96,8 @@ class Slot:
         live = self._live()
         decision = decide(wish.wanted, live, [known for known, _ in stored])
         if not decision.plans:
+            told = explain(decision, wish.wanted, live, wish.origins)
+            wish.declined(Start("none", 0, list(wish.wanted.ids), told, slot=self._number))
             raise tool_state_gone(wish.wanted.results)
         files = {known.name: candidate for known, candidate in stored}
         mismatch = first_mismatch(live.tokens, wish.wanted.ids, decision.common_tokens) if live.tokens else ()

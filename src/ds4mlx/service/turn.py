@@ -169,6 +169,11 @@ class Answer:
             self._trace.starts(start)
         self.prefilled(start.reused)
 
+    def declined(self, start: Start) -> None:
+        self.cache_line = start.explanation.header()
+        if self._trace:
+            self._trace.starts(start)
+
     def prefilled(self, tokens: int) -> None:
         self._reached = tokens
         self._timings.prefilled = time.monotonic()
