@@ -63,6 +63,7 @@ class StubSession:
         self.tokens: list[int] = []
         self.context = context
         self._marks: set[int] = set()
+        self.epoch = 0      # grows when snapshots become void
         self.closed = False
         self.answer: list[int | None] | None = None  # the script's word on the prompt, asked once
         self.prompt_tokens = 0                       # where the prompt ends and the answer begins
@@ -81,9 +82,15 @@ class StubSession:
 
     def rewind(self, length: int) -> int:
         reached = max(m for m in self._marks | {0, len(self.tokens)} if m <= max(length, 0))
+        self.epoch += reached < len(self.tokens)
         del self.tokens[reached:]
         self._marks = {m for m in self._marks if m <= reached}
         self.end_prompt()
+        return reached
+
+    def branch(self, other: "StubSession", length: int) -> int:
+        reached = max((m for m in {*other.marks, len(other.tokens)} if m <= length), default=0)
+        self._become(other.tokens[:reached])
         return reached
 
     def append(self, tokens: Sequence[int]) -> None:
@@ -96,7 +103,7 @@ class StubSession:
         self.prompt_tokens, self.answer = len(self.tokens), None
 
     def snapshot(self) -> "StubSnapshot":
-        return StubSnapshot(np.array(self.tokens, np.uint32), self.logits())
+        return StubSnapshot(np.array(self.tokens, np.uint32), self.logits(), self, self.epoch)
 
     def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
         if arrays.keys() != {"tokens", "logits"}:
@@ -104,8 +111,11 @@ class StubSession:
         n = len(arrays["tokens"])
         if not 0 < n <= self.context:
             raise CheckpointError(f"state covers {n} tokens, this session takes 1 to {self.context}")
-        self.tokens = arrays["tokens"].tolist()
-        self._marks = {len(self.tokens)}
+        self._become(arrays["tokens"].tolist())
+
+    def _become(self, tokens: list[int]) -> None:
+        self.epoch += 1
+        self.tokens, self._marks = tokens, {len(tokens)} - {0}
         self.end_prompt()
 
     def close(self) -> None:
@@ -117,8 +127,12 @@ class StubSnapshot:
     """Tokens and logits: there are no rows, so a head is the whole state."""
     tokens: np.ndarray
     logits: np.ndarray
+    session: StubSession
+    epoch: int
 
     def head(self, spans: int) -> dict[str, np.ndarray]:
+        if self.session.epoch != self.epoch or self.session.closed:
+            raise CheckpointError("the session has gone back since its snapshot was taken; take another one")
         return {"tokens": self.tokens, "logits": self.logits}
 
     def span(self, index: int) -> dict[str, np.ndarray]:
@@ -163,10 +177,16 @@ class StubEngine:
         self._enter(self.before_decode)
         if self.step_s:
             time.sleep(self.step_s)
-        for row in rows:
-            if row.token is not None:
-                row.session.append([row.token])
-        return [[sample(row.session.logits(), row.sampling, row.generated, row.mask)] for row in rows]
+        before = [len(row.session.tokens) for row in rows]
+        try:
+            for row in rows:
+                if row.token is not None:
+                    row.session.append([row.token])
+            return [[sample(row.session.logits(), row.sampling, row.generated, row.mask)] for row in rows]
+        except BaseException:
+            for row, length in zip(rows, before, strict=True):
+                del row.session.tokens[length:]
+            raise
 
     def close(self) -> None:
         pass
