@@ -58,6 +58,8 @@ class Explanation:
     alike: int    # bytes of the prompt's key that the known text of `place` begins with
     because: str  # in words, where less was reused than there was; else ""
     verdicts: tuple[Verdict, ...]
+    beside: int | None = None   # the other slot whose state the prompt was compared with, None for the slot's own
+    branched: bool = False      # what was reused is shared with that slot
 
     @property
     def lost(self) -> int:
@@ -67,19 +69,23 @@ class Explanation:
     def header(self) -> str:
         """On one line, for `x-ds4mlx-cache`."""
         differs = f"; differs={self.place.block}+{self.place.byte}" if self.place else ""
+        beside = "" if self.beside is None else f"; {'from' if self.branched else 'beside'}-slot={self.beside}"
         return (f"{self.source}; reused={self.reused}; prompt={self.prompt}; common={self.common}; live={self.live}; "
-                f"reason={self.reason}{differs}")
+                f"reason={self.reason}{differs}{beside}")
 
 
 def explain(decision: Decision, wanted: Wanted, live: Live, origins: Sequence[Origin] = (),
             saved_keys: Mapping[str, bytes] | None = None) -> Explanation:
-    """A decision in numbers. origins: the request's blocks in order; saved_keys: of saved states to compare with."""
-    best = decision.best
+    """A decision in numbers. live: the slot's own state; origins: the request's blocks in order; saved_keys: of saved
+    states to compare with."""
+    best, beside = decision.best, decision.beside
+    live = beside.live if beside else live
     reused = best.tokens if best else 0
     alike, place = _parting(wanted, live, origins, saved_keys or {})
     return Explanation(best.source if best else "none", reused, decision.common_tokens, len(wanted.ids),
-                       len(live.tokens), _reason(decision, wanted, live), place,
-                       alike, _because(decision, live, reused, place), decision.verdicts)
+                       len(live.tokens), _reason(decision, wanted, live), place, alike,
+                       _because(decision, live, reused, place), decision.verdicts, beside.slot if beside else None,
+                       best is not None and best.donor is not None)
 
 
 def first_mismatch(live: Sequence[int], prompt: Sequence[int], common: int, around: int = 8) -> tuple[Row, ...]:
@@ -118,11 +124,13 @@ def _because(decision: Decision, live: Live, reused: int, place: Place | None) -
     best, common = decision.best, decision.common_tokens
     if best is None:
         return "the request holds results of tool calls without the calls, and the state they belong to is gone"
-    if best.source not in ("none", "memory-rewind", "disk-text") or reused == common == len(live.tokens) > 0:
+    if best.whole or best.donor is None and reused == common == len(live.tokens) > 0:
         return ""
-    said = [_where(live, common, place)]
+    said = [_where(decision, live, place)]
     if best.source == "disk-text":
         said.append(f"a saved state of {reused} tokens goes further than what is live")
+    elif best.donor is not None:
+        said.append(f"its first {reused} tokens are shared with that slot")
     elif best.source == "memory-rewind" and reused < common:
         said.append(f"{reused} is the longest length to go back to")
     elif best.source == "none" and live.tokens:
@@ -138,13 +146,16 @@ _NOTHING_SAVED = {"no-candidate": "no saved state begins this prompt",
                   "unreadable": "what was saved could not be read"}
 
 
-def _where(live: Live, common: int, place: Place | None) -> str:
-    where = "no state is live"
-    if live.tokens:
-        where = f"the prompt parts from the live state at token {common} of {len(live.tokens)}"
+def _where(decision: Decision, live: Live, place: Place | None) -> str:
+    common, other = decision.common_tokens, decision.beside
+    if not live.tokens:
+        return "no state is live" + (f", the prompt parts from the text of {place.beside} in {place.block} at byte "
+                                     f"{place.byte}" if place else "")
+    state = f"the state of slot {other.slot}" if other else "the live state"
+    if common == len(live.tokens):
+        return f"the prompt begins with {state}, {common} tokens"
+    where = f"the prompt parts from {state} at token {common} of {len(live.tokens)}"
     if place is None:
         return where
-    if not live.tokens:
-        return f"{where}, the prompt parts from the text of {place.beside} in {place.block} at byte {place.byte}"
     beside = "" if place.beside == "live" else f" of {place.beside}"
     return f"{where}, its text{beside} in {place.block} at byte {place.byte}"

@@ -8,15 +8,15 @@ it. In order, the first that serves:
 3. memory-token           the prompt begins with the state's tokens
 4. thinking-visible       as 1, for the other APIs
 5. memory-text            the prompt begins with the state's text, in other tokens
-6. memory-rewind          an earlier length of the state serves in one of these ways
+6. memory-rewind          an earlier length of the state, or a length of another slot's, serves in one of these ways
 7. disk-text              a saved state serves by its key
 8. none                   a cold prefill
 
-Of 6 and 7 the longer wins, 6 when the two are close.
+Of 6 and 7 the longer wins, 6 when the two are close; of two states in memory, the slot's own.
 """
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from ds4mlx.errors import BadRequest
@@ -95,6 +95,14 @@ class Live:
 
 
 @dataclass(frozen=True, slots=True)
+class Other:
+    """The state of another slot. Its points are all lengths that a session can branch from, its whole one included
+    where nothing is being added to it."""
+    slot: int
+    live: Live
+
+
+@dataclass(frozen=True, slots=True)
 class Stored:
     """A saved state whose key is a prefix of the request's, `key_bytes` long."""
     name: str
@@ -108,17 +116,24 @@ class Plan:
 
     ids: the request's ids after as many, rest: what follows the first `key_bytes` bytes of its key, encoded apart,
     results: a user turn of the tool results. A saved state whose tokens begin the request's ids takes ids, not rest.
+    donor: the slot whose state is shared, None for the slot's own.
     """
     source: Source
     tokens: int
     then: Literal["ids", "rest", "results"]
     key_bytes: int = 0
     stored: Stored | None = None
+    donor: int | None = None
 
     @property
     def replaces_live(self) -> bool:
         """The live state goes: save it, but choose and pin a saved state first."""
-        return self.source in ("disk-text", "none")
+        return self.source in ("disk-text", "none") or self.donor is not None
+
+    @property
+    def whole(self) -> bool:
+        """All of the live state is kept."""
+        return self.source not in ("memory-rewind", "disk-text", "none")
 
 
 COLD = Plan("none", 0, "ids")
@@ -139,8 +154,9 @@ class Decision:
     """
     plans: tuple[Plan, ...]
     verdicts: tuple[Verdict, ...]
-    common_tokens: int  # that the prompt and the live state begin with
+    common_tokens: int  # that the prompt and the live state begin with, or that of `beside`
     common_bytes: int   # that their keys begin with
+    beside: Other | None = None     # a slot whose state has more in common with the prompt than the slot's own
 
     @property
     def best(self) -> Plan | None:
@@ -166,31 +182,43 @@ class _Match:
         self.verdicts.append(Verdict(source, "taken" if isinstance(found, Plan) else found))
         return plan
 
-    def decision(self, *plans: Plan) -> Decision:
-        return Decision(plans, tuple(self.verdicts), self.tokens, self.bytes)
+    def decision(self, *plans: Plan, beside: "tuple[Other, _Match] | None" = None) -> Decision:
+        other, seen = beside or (None, self)
+        return Decision(plans, tuple(self.verdicts), seen.tokens, seen.bytes, other)
 
 
 _Attempt = tuple[Source, Callable[[_Match], Plan | Outcome]]
 
 
-def decide(wanted: Wanted, live: Live, stored: Sequence[Stored] = ()) -> Decision:
+def decide(wanted: Wanted, live: Live, stored: Sequence[Stored] = (), others: Sequence[Other] = ()) -> Decision:
     """How to get to the prompt from this slot. stored: the saved states that match the request's key, best first."""
-    match = _Match(wanted, live, common_prefix(live.tokens, wanted.ids), common_bytes(live.key, wanted.key))
+    match = _matched(wanted, live)
     needs_live = wanted.results is not None and wanted.results.turn_end is None
     for source, attempt in _needing_live(wanted.api) if needs_live else _whole_state(wanted.api):
         if plan := match.judge(source, attempt(match)):
             return match.decision(plan) if needs_live else match.decision(plan, COLD)
     if needs_live:
         return match.decision()
+    beside = [(other, _matched(wanted, other.live)) for other in others]
     rewound = _rewind(match)
     back = [rewound] if isinstance(rewound, Plan) else []
+    back = [*_branches(beside, back[0].tokens if back else 0), *back]
     saved, outcome = _saved(wanted, back, stored)
-    match.judge("memory-rewind", "shorter-than-saved" if back and saved else rewound)
+    match.judge("memory-rewind", "shorter-than-saved" if back and saved else back[0] if back else rewound)
     match.judge("disk-text", saved[0] if saved else outcome)
     plans = [*saved, *back, COLD]
     if plans == [COLD]:
         match.judge("none", COLD)
-    return match.decision(*plans)
+    return match.decision(*plans, beside=_nearest(match, beside, next((plan.donor for plan in back), None)))
+
+
+def branch(wanted: Wanted, other: Other) -> Plan | None:
+    """The longest beginning of the prompt that the state of another slot has to share."""
+    return next(iter(_branches([(other, _matched(wanted, other.live))], 0)), None)
+
+
+def _matched(wanted: Wanted, live: Live) -> _Match:
+    return _Match(wanted, live, common_prefix(live.tokens, wanted.ids), common_bytes(live.key, wanted.key))
 
 
 def tool_state_gone(results: TrailingResults) -> BadRequest:
@@ -293,6 +321,22 @@ def _rewind(match: _Match) -> Plan | Outcome:
         if found is not None:
             return found if found.tokens >= MIN_REWIND else "too-short"
     return "no-point" if match.tokens >= MIN_REWIND else "too-short"
+
+
+def _branches(beside: Sequence[tuple[Other, _Match]], least: int) -> list[Plan]:
+    """The longest way by another slot's state, if it is longer than `least`."""
+    found = [replace(plan, source="memory-rewind", donor=other.slot) for other, match in beside
+             if isinstance(plan := _rewind(match), Plan) and plan.tokens > least]
+    return sorted(found, key=lambda plan: -plan.tokens)[:1]
+
+
+def _nearest(match: _Match, beside: Sequence[tuple[Other, _Match]], donor: int | None) -> tuple[Other, _Match] | None:
+    """What a prompt is to be compared with: the state that it shares, else the one it has most in common with, if that
+    is worth anything; None for the slot's own."""
+    if donor is not None:
+        return next(pair for pair in beside if pair[0].slot == donor)
+    longest = max(beside, key=lambda pair: pair[1].tokens, default=None)
+    return longest if longest and longest[1].tokens >= max(MIN_REWIND, match.tokens + 1) else None
 
 
 def _at_point(match: _Match, point: RewindPoint) -> Plan | None:
