@@ -66,6 +66,8 @@ class Settings:
     access_log: bool = False
     served_model_name: tuple[str, ...] = ()
     strict_model: bool = False
+    batched_session: int = 1                    # conversations answered at the same time, each in a slot of its own
+    mixed_prefill_quantum: int = 128            # a multiple of 128: prompt tokens between two steps of other slots
     max_queue: int = 0                          # 0: unlimited
     max_body_mb: int = 64
     sse_keepalive_seconds: float = 5.0          # 0: none
@@ -101,8 +103,8 @@ class Settings:
 BOUNDS: dict[str, tuple[float, float]] = {
     "ctx": (1, 1 << 24), "prefill_chunk": (128, 1 << 20), "memory_limit_gb": (1e-3, 1e6), "power": (1, 100),
     "think_max_min_ctx": (0, 1 << 24), "tokens": (1, 1 << 24), "temp": (0, 100), "top_p": (0, 1), "min_p": (0, 1),
-    "top_k": (0, 1 << 24), "seed": (0, (1 << 64) - 1), "port": (0, 65535), "max_queue": (0, 1 << 20),
-    "max_body_mb": (1, 1 << 16), "sse_keepalive_seconds": (0, 86400), "send_stall_timeout": (0.1, 86400),
+    "top_k": (0, 1 << 24), "seed": (0, (1 << 64) - 1), "port": (0, 65535), "batched_session": (1, 16),
+    "mixed_prefill_quantum": (128, 1 << 20), "max_queue": (0, 1 << 20), "max_body_mb": (1, 1 << 16), "sse_keepalive_seconds": (0, 86400), "send_stall_timeout": (0.1, 86400),
     "drain_seconds": (0, 86400), "kv_rewind_points": (1, 256),
     "kv_disk_space_mb": (1, 1 << 30), "kv_cache_min_tokens": (1, 1 << 24),
     "kv_cache_cold_max_tokens": (0, 1 << 24), "kv_cache_continued_interval_tokens": (0, 1 << 24),
@@ -229,7 +231,7 @@ def _number(name: str, value: object, told: str, kind: type[int] | type[float]) 
         raise _wrong(told, value, needed) from None
     if not math.isfinite(number) or not low <= number <= high:
         raise _wrong(told, value, needed)
-    if name == "prefill_chunk" and number % 128:
+    if name in ("prefill_chunk", "mixed_prefill_quantum") and number % 128:
         raise _wrong(told, value, "a multiple of 128")
     return number
 

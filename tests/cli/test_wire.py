@@ -53,7 +53,7 @@ def test_the_second_request_goes_on_from_the_end_of_the_first_answer(ds4mlx, age
     ds4mlx("wire", client, "--check", "--url", server.url)
     counts = server.service.metrics.counts
     assert sum(counts.requests.values()) == 2 and counts.prompt_tokens["prefill"] < 1.3 * len(
-        server.service.scheduler._slot.session.tokens)
+        server.service.scheduler.slots[0].session.tokens)
     assert {"chat-tool-output", "anthropic-tool-output", "responses-tool-output", "responses-visible"} & set(
         counts.sources)
 

@@ -93,7 +93,7 @@ def test_a_client_that_leaves_frees_the_slot_and_leaves_its_prefix(serve, connec
     setattr(server.stub, phase, gate)
     client = connect(server, stream=stream)
     assert gate.reached.wait(10)
-    answer = server.service.scheduler._active
+    answer, = server.service.scheduler.requests
     client.close()
     until(lambda: answer.given_up)
     gate.opened.set()

@@ -66,12 +66,12 @@ def test_leaving_frees_the_slot_and_keeps_what_was_computed(serve, connect, requ
     setattr(server.stub, phase, gate)
     client = connect(server, *request_)
     assert gate.reached.wait(10)
-    answer = server.service.scheduler._active
+    answer, = server.service.scheduler.requests
     client.close()
     until(lambda: answer.given_up)
     gate.opened.set()
     until(lambda: idle(server))
-    kept = len(server.service.scheduler._slot.session.tokens)
+    kept = len(server.service.scheduler.slots[0].session.tokens)
     assert kept == 8 if phase == "before_prefill" else kept >= answer.prompt_tokens
     counted = server.service.metrics.counts
     assert list(counted.requests) == [(answer.turn.api, "cancelled")] and counted.generated_tokens <= 1

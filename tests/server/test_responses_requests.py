@@ -214,11 +214,11 @@ def results_of(response, output="a b"):
 def test_results_alone_go_on_from_the_live_state_as_the_whole_conversation_would(agent):
     first = respond(agent, [USER], tools=[BASH]).json()
     alone = respond(agent, results_of(first), tools=[BASH])
-    prompt = agent.service.scheduler._slot.session.tokens[:alone.json()["usage"]["input_tokens"]]
+    prompt = agent.service.scheduler.slots[0].session.tokens[:alone.json()["usage"]["input_tokens"]]
     assert alone.headers["x-ds4mlx-cache-source"] == "responses-tool-output"
     assert alone.json()["usage"]["input_tokens_details"]["cached_tokens"] == first["usage"]["total_tokens"] + 1
     whole = respond(agent, [USER, *first["output"], *results_of(first)], tools=[BASH]).json()
-    assert prompt == agent.service.scheduler._slot.session.tokens[:whole["usage"]["input_tokens"]]
+    assert prompt == agent.service.scheduler.slots[0].session.tokens[:whole["usage"]["input_tokens"]]
 
 
 def test_results_alone_may_go_on_more_than_once(serve):
@@ -254,7 +254,7 @@ def test_results_of_a_call_that_was_the_last_that_fitted_follow_the_end_of_the_a
     first = respond(server, [USER], tools=[BASH], max_output_tokens=len(tokenizer.encode_marked(BLOCK)) - 3).json()
     assert first["status"] == "incomplete" and [item["type"] for item in first["output"]] == ["function_call"]
     second = respond(server, results_of(first), tools=[BASH]).json()
-    held = server.service.scheduler._slot.session.tokens
+    held = server.service.scheduler.slots[0].session.tokens
     assert held[first["usage"]["total_tokens"]] == tokenizer.eos and second["status"] == "completed"
 
 

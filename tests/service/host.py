@@ -101,7 +101,7 @@ class Host:
     @property
     def tokens(self):
         """What the slot holds."""
-        slot = self.service.scheduler._slot
+        slot = self.service.scheduler.slots[0]
         return list(slot.session.tokens) if slot is not None else []
 
     def prompt(self, conversation):

@@ -90,7 +90,7 @@ def test_a_client_that_leaves_during_prefill_finds_what_was_computed(host):
     def leave():
         slices.append(0)
         if len(slices) == 3:
-            running.service.scheduler._active.cancel("cancelled")
+            running.service.scheduler.requests[0].cancel("cancelled")
 
     running.engine.before_prefill = leave
     question = talk(user(LONG))
@@ -105,7 +105,7 @@ def test_a_client_that_leaves_during_decode_finds_its_prompt(host):
     def leave():
         steps.append(0)
         if len(steps) == 3:
-            running.service.scheduler._active.cancel("cancelled")
+            running.service.scheduler.requests[0].cancel("cancelled")
 
     running.engine.before_decode = leave
     running.ask(question)

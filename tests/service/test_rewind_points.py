@@ -11,6 +11,6 @@ def test_places_are_left_before_the_first_question_every_2048_tokens_and_around_
     reply = running.ask(conversation)
     anchor = reply.prompt - running.tail(conversation, 1)
     header = reply.prompt - 2                                   # <|Assistant|><think>
-    marks = running.service.scheduler._slot.session.marks
+    marks = running.service.scheduler.slots[0].session.marks
     every = range(2048, reply.prompt, 2048)
     assert marks == sorted({anchor, *every, header, reply.prompt, reply.state})

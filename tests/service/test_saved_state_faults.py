@@ -157,7 +157,7 @@ def test_a_directory_that_vanishes_while_serving_costs_no_request(host, tmp_path
 
 def test_a_state_that_cannot_be_exported_costs_no_request(host, tmp_path, caplog):
     running = host(ANSWERS, kv_disk_dir=tmp_path / "kv")
-    running.service.scheduler._slot.session.snapshot = lambda: failing(1)()
+    running.service.scheduler.slots[0].session.snapshot = lambda: failing(1)()
     assert answered(running.ask(talk(*QUESTION)), "First answer.") and running.store.stats().saved == 0
     assert "because of a defect" in caplog.text
 

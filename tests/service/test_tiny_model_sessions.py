@@ -25,7 +25,7 @@ def two_turns(running, between=lambda: None):
     first = running.ask(talk(*QUESTION), max_tokens=40)
     between()
     second = running.ask(talk(*QUESTION, first.message, user("And more?")), max_tokens=40)
-    return second, running.tokens, running.service.scheduler._slot.session.logits()
+    return second, running.tokens, running.service.scheduler.slots[0].session.logits()
 
 
 def test_a_restart_changes_no_bit(served):

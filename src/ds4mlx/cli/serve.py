@@ -53,6 +53,10 @@ def _add_request_flags(group: ArgumentParser) -> None:
     group.add_argument("--served-model-name", metavar="NAME", action="append",
                        help="further name of the model; repeatable")
     group.add_argument("--strict-model", action="store_true", default=None, help="refuse unknown model names")
+    group.add_argument("--batched-session", metavar="N",
+                       help="conversations answered at the same time, each with a state of its own, 1 to 16 (1)")
+    group.add_argument("--mixed-prefill-quantum", metavar="N",
+                       help="prompt tokens computed between two steps of other conversations (128)")
     group.add_argument("--max-queue", metavar="N", help="requests that may wait; 0: any number (0)")
     group.add_argument("--default-thinking", metavar="on|off", help="where a request says nothing (on)")
     group.add_argument("--default-effort", metavar="low|high|max", help="where a request says nothing")

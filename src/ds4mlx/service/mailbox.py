@@ -22,8 +22,6 @@ class Mailbox:
         self._armed = False              # a wake-up is on its way
         self._delivered_at = 0.0
         self._arrived = asyncio.Event()
-        self._room = threading.Event()
-        self._room.set()
 
     def put(self, events: Iterable[Event], *, last: bool = False) -> None:
         """Hand events over; `last` skips the wait for the next wake-up. A closed loop takes nothing any more."""
@@ -31,8 +29,6 @@ class Mailbox:
             for event in events:
                 self._events.append(event)
                 self._bytes += _weight(event)
-            if self._bytes > LIMIT_BYTES:
-                self._room.clear()
             if not self._events or (self._armed and not last):
                 return
             self._armed = True
@@ -41,13 +37,10 @@ class Mailbox:
         except RuntimeError:
             pass  # the loop was closed: nobody is left to read
 
-    def wait_for_room(self, timeout_s: float) -> bool:
-        """True as soon as fewer than LIMIT_BYTES wait to be taken; False when that takes longer than the time-out."""
-        return self._room.wait(timeout_s)
-
     @property
     def full(self) -> bool:
-        return not self._room.is_set()
+        """Whether more than LIMIT_BYTES wait to be taken."""
+        return self._bytes > LIMIT_BYTES
 
     async def take(self) -> list[Event]:
         """All events since the last call, in order, one at least; neighbouring deltas are joined."""
@@ -55,7 +48,6 @@ class Mailbox:
         with self._lock:
             events, self._events, self._bytes = self._events, [], 0
             self._arrived.clear()
-            self._room.set()
         return joined(events)
 
     def _deliver_in_time(self) -> None:

@@ -1,7 +1,8 @@
-"""The engine thread: a queue of requests, prefill in slices, decode, cancellation, and the slot they share.
+"""The engine thread: a queue of requests, and the slots that they are answered in, many at a time.
 
-The engine is opened, used and closed on this one thread. Its slot keeps a state from request to request, and saves it
-to disk where that is worth it: each prompt goes on from the longest beginning that is already there.
+The engine is opened, used and closed on this one thread. In each round all slots that decode take one step together,
+then one slot takes a slice of its prompt, then one piece of a state goes on its way to disk: whoever decodes waits for
+no more than that. Slots keep their states from request to request.
 """
 import logging
 import threading
@@ -9,75 +10,62 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Literal, Protocol
-
-import numpy as np
+from dataclasses import dataclass
+from typing import Literal, TypeVar
 
 from ds4mlx.engine.protocol import Engine, MemoryPlan, ModelInfo, Row, Sampling, Step
 from ds4mlx.errors import BadRequest, Cancelled
-from ds4mlx.service.slot import Ending, Slot, Start
-from ds4mlx.sessions.explain import Origin
-from ds4mlx.sessions.header import Reason
-from ds4mlx.sessions.lookup import Wanted
+from ds4mlx.service.choice import Seat, choose
+from ds4mlx.service.run import Phase, Request, Run
+from ds4mlx.service.slot import POLL_S, Slot
+from ds4mlx.service.watchdog import Watchdog
 from ds4mlx.sessions.policy import SaveRules
 from ds4mlx.sessions.store import Store
-from ds4mlx.sessions.toolmap import ToolBlock
 from ds4mlx.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
 State = Literal["loading", "ok", "draining", "failed", "closed"]
-SLOTS = 1
-MARK_EVERY = 2048  # tokens of a prompt between places to go back to
+TURN_TOKENS = 4096  # of one prompt, before another one's turn comes
 STUCK_S = 300.0  # an active request without a slice or step for so long means that the engine hangs
 
 
-class Request(Protocol):
-    """One prompt and its answer, as the engine thread sees them. All methods but `cancel` run on that thread."""
-    wanted: Wanted
-    origins: Sequence[Origin]
-    header_tokens: int                            # that open its answer, at the end of the prompt
-    max_tokens: int
-
-    def after_key(self, key_bytes: int) -> list[int]: ...
-
-    def cancel(self, why: str) -> None: ...       # from any thread; the first reason stays
-    began: bool                                   # something of its answer has been sent
-    def check(self) -> None: ...                  # raises Cancelled when given up on, or read too slowly
-    def declined(self, start: Start) -> None: ...  # its state is gone; `finish` follows
-    def starts(self, start: Start) -> None: ...
-    def prefilled(self, tokens: int) -> None: ...  # prompt tokens in the session so far
-    def sampling(self) -> Sampling: ...           # for the next step
-    def mask(self) -> np.ndarray | None: ...      # tokens allowed there, None: all
-    def accept(self, step: Step) -> bool: ...     # True: the answer is complete
-    def interruptible(self) -> bool: ...          # outside a tool block: its state may be saved
-    def finish(self, fault: Exception | None = None) -> None: ...  # must not raise with a fault
-    def ending(self) -> Ending: ...               # after `finish`: what its state needs to be found again
-    def blocks_in(self, tokens: Sequence[int]) -> tuple[ToolBlock, ...]: ...  # of its history, to save with a state
-    def saves(self, reason: Reason, tokens: int) -> None: ...     # a state of so many tokens goes to disk
+@dataclass(frozen=True, slots=True)
+class SlotUse:
+    """What a slot is doing: tokens that it holds, and the phase of its run, "idle" without one."""
+    slot: int
+    tokens: int
+    phase: Phase | Literal["idle"]
 
 
 class Scheduler:
-    """Serves requests one after the other, first come first served."""
+    """Serves requests in `slots` slots, first come first served."""
 
-    def __init__(self, open_engine: Callable[[], Engine], tokenizer: Tokenizer, *, context: int,
-                 prefill_chunk: int = 2048, max_queue: int = 0, power: int = 100,
+    def __init__(self, open_engine: Callable[[], Engine], tokenizer: Tokenizer, *, context: int, slots: int = 1,
+                 prefill_chunk: int = 2048, quantum: int = 128, max_queue: int = 0, power: int = 100,
                  open_store: Callable[[Engine, int], Store | None] = lambda engine, context: None) -> None:
-        """open_store: the states on disk for this engine and context, None without."""
+        """quantum: prompt tokens that are computed between two steps of others. open_store: the states on disk for
+        this engine and context, None without."""
         self.context, self.prefill_chunk, self.max_queue, self.power = context, prefill_chunk, max_queue, power
+        self.quantum = quantum
         self._open_engine, self._open_store, self._tokenizer = open_engine, open_store, tokenizer
         self.store: Store | None = None
+        self.told: Callable[[str], None] = lambda event: None  # of what belongs to no request, on the engine thread
         self._engine: Engine
         self.info: ModelInfo  # this and the plan: once it has started
         self.plan: MemoryPlan
-        self._slot: Slot | None = None
-        self._protected: dict[Request, int] = {}   # numbers that keep what a request may go on from
+        self.slots: list[Slot | None] = [None] * slots  # None: to be opened when it is needed. Of the engine thread
+        self._runs: list[Run] = []                  # in the order they were admitted
+        self._turn: Run | None = None               # whose prompt is being computed
+        self._turn_tokens = 0                       # of it, since its turn came
+        self._protected: dict[Request, int] = {}    # numbers that keep what a request may go on from
         self._changed = threading.Condition()
         self._queue: deque[Request] = deque()
-        self._active: Request | None = None
         self._state: State = "loading"
         self._progress_at = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._watchdog = Watchdog(self._thread, lambda: self.state == "failed", self._refuse_waiting)
         self._opened: Future[ModelInfo] = Future()
 
     # ---- from other threads
@@ -85,14 +73,16 @@ class Scheduler:
     def start(self) -> ModelInfo:
         """Open the engine and compute one step with it. Blocks; raises what the engine raised."""
         self._thread.start()
-        return self._opened.result()
+        info = self._opened.result()
+        self._watchdog.start()
+        return info
 
     def submit(self, request: Request) -> None:
         """Queue a request. Raises BadRequest: 429 when the queue is full, 503 when the engine takes no more."""
         with self._changed:
-            if self._state != "ok":
-                raise refusal(self._state)
-            waiting = len(self._queue) + (self._active is not None) - SLOTS + 1
+            if (state := self.state) != "ok":
+                raise refusal(state)
+            waiting = len(self._queue) + 1 - (len(self.slots) - len(self._busy()))
             if self.max_queue and waiting > self.max_queue:
                 raise BadRequest(f"{self.max_queue} requests are waiting already, which is the limit; "
                                  "try again in a few seconds", code="queue_full", status=429)
@@ -112,19 +102,18 @@ class Scheduler:
         request.finish(Cancelled(why))
 
     def close(self, drain_seconds: float) -> None:
-        """Refuse what is queued, let the active request go on for up to `drain_seconds`, then stop. Blocks."""
+        """Refuse what is queued, let active requests go on for up to `drain_seconds`, then stop. Blocks."""
         with self._changed:
             if self._state == "ok":
                 self._state = "draining"
-            refused, self._queue = list(self._queue), deque()
-        for request in refused:
-            self._unprotect(request)
-            request.finish(refusal("draining"))
+        self._refuse_waiting()
         with self._changed:
-            if not self._changed.wait_for(lambda: self._active is None, drain_seconds):
-                self._active.cancel("shutting_down")
+            if not self._changed.wait_for(lambda: not self._runs, drain_seconds):
+                for run in self._runs:
+                    run.request.cancel("shutting_down")
             self._state = "closed"
             self._changed.notify_all()
+        self._watchdog.close()
         if self._thread.ident is not None:
             self._thread.join(max(drain_seconds, 10.0))
 
@@ -132,14 +121,40 @@ class Scheduler:
     def queued(self) -> int:
         return len(self._queue)
 
+    def place(self, request: Request) -> int:
+        """Its place in the queue: 1 for the next one, 0 for one that does not wait."""
+        with self._changed:
+            return self._queue.index(request) + 1 if request in self._queue else 0
+
     @property
     def active(self) -> int:
-        return int(self._active is not None)
+        return len(self._runs)
+
+    @property
+    def requests(self) -> list[Request]:
+        """Those that run."""
+        with self._changed:
+            return [run.request for run in self._runs]
+
+    @property
+    def use(self) -> tuple[SlotUse, ...]:
+        """What each slot is doing at this moment."""
+        with self._changed:
+            phases = {run.slot.number: run.phase for run in self._runs}
+        return tuple(SlotUse(number, len(slot.session.tokens) if slot else 0, phases.get(number, "idle"))
+                     for number, slot in enumerate(self.slots))
 
     @property
     def state(self) -> State:
-        stuck = self._active is not None and time.monotonic() - self._progress_at > STUCK_S
+        stuck = bool(self._runs) and time.monotonic() - self._progress_at > STUCK_S
         return "failed" if stuck or (self._state == "ok" and not self._thread.is_alive()) else self._state
+
+    def _refuse_waiting(self) -> None:
+        with self._changed:
+            refused, self._queue = list(self._queue), deque()
+        for request in refused:
+            self._unprotect(request)
+            request.finish(refusal(self.state))
 
     # ---- on the engine thread
 
@@ -149,171 +164,236 @@ class Scheduler:
             if self.context > self._engine.info.context:
                 self.context = self._engine.info.context
                 log.warning("the context is %d tokens: the model was made for no more", self.context)
-            self.info, self.plan = self._engine.info, self._engine.plan(self.context, SLOTS)
+            self.info, self.plan = self._engine.info, self._engine.plan(self.context, len(self.slots))
             _warm_up(self._engine)
             self.store = self._open_store(self._engine, self.context)
-            self._slot = self._new_slot()
+            self.slots = [self._new_slot(number) for number in range(len(self.slots))]
         except Exception as fault:
             self._state = "failed"
             self._opened.set_exception(fault)
             return
         self._state = "ok"
         self._opened.set_result(self.info)
-        while (request := self._next()) is not None:
-            self._serve(request)
-            self._unprotect(request)
-            with self._changed:
-                self._active = None
-                self._changed.notify_all()
+        try:
+            while self._wait_for_work():
+                self._round()
+        except Exception as fault:  # of the scheduler itself: nobody must wait for a thread that has ended
+            log.exception("the engine thread has failed; restart the server")
+            self._state = "failed"
+            self._refuse_waiting()
+            for run in list(self._runs):
+                self._give_up(run, fault)
+            self._retire()
+            return
         self._shut_down()
 
     def _shut_down(self) -> None:
-        if self._slot is not None:
-            self._slot.save("shutdown")
-            self._slot.session.close()
+        for slot in filter(None, self.slots):
+            if slot.save("shutdown"):
+                self.told(f"stored checkpoint reason=shutdown tokens={len(slot.session.tokens)} slot={slot.number}")
+            slot.session.close()
         if self.store is not None:
             self.store.close()
         self._engine.close()
 
-    def _new_slot(self) -> Slot:
+    def _new_slot(self, number: int) -> Slot:
         rules = self.store.options.rules if self.store is not None else SaveRules()
-        return Slot(self._engine, self._tokenizer, self.context, self.store, rules, self.prefill_chunk)
+        return Slot(self._engine, self._tokenizer, self.context, self.store, rules, self.prefill_chunk, number)
 
     def _unprotect(self, request: Request) -> None:
         number = self._protected.pop(request, None)
         if number is not None:
             self.store.unprotect(number)
 
-    def _next(self) -> Request | None:
+    def _wait_for_work(self) -> bool:
+        """False when there will be no more."""
         with self._changed:
-            self._changed.wait_for(lambda: self._queue or self._state == "closed")
-            if self._state == "closed":
-                return None
-            self._active = self._queue.popleft()
+            self._changed.wait_for(lambda: self._queue or self._runs or self._state == "closed")
             self._progress_at = time.monotonic()
-            return self._active
+            return bool(self._queue or self._runs)
 
-    def _serve(self, request: Request) -> None:
-        fault: Exception
-        try:
-            start, generated = self._answer(request)
-            request.finish()
-            self._settle(request, start, generated)
-            return
-        except Cancelled as given_up:
-            fault = given_up
-        except BadRequest as refused:
-            fault = refused
-        except Exception as error:  # whatever happened, the next request finds a working engine
-            log.exception("the engine failed; its session starts anew")
-            self._drop_slot()
-            fault = error
-        request.finish(fault)
+    def _round(self) -> None:
+        for run in [run for run in self._runs if run.phase in ("beginning", "prefilling", "decoding")]:
+            self._attempt(run, run.request.check)
+        self._retire()
+        self._admit()
+        live = self._decode()
+        worked = self._begin() or live
+        worked = self._slice(self.quantum if live else None) or worked
+        worked = self._save() or worked
+        self._retire()
+        if not worked and self._runs:
+            time.sleep(POLL_S)
 
-    def _answer(self, request: Request) -> tuple[Start, list[int]]:
-        """Prefill and decode. A state from disk that cannot be computed with is set aside, and the request begins
-        again: with the next one, then with none. Returns the sampled tokens, of which the session lacks the last."""
-        for disk in (True, True, False):
+    # ---- a round's parts; each says whether anything was done
+
+    def _admit(self) -> None:
+        """Give slots to those that wait, in their order. A slot whose state is being brought to the end of an answer
+        holds all of them up for a slice or two: its client's next request is likely to be the first."""
+        while not any(run.phase == "settling" for run in self._runs):
+            with self._changed:
+                idle = [n for n in range(len(self.slots)) if n not in self._busy()]
+                if not self._queue or not idle:
+                    return
+                request = self._queue[0]
+            number = self._chosen(request, idle)
             try:
-                return self._try(request, disk)
-            except (Cancelled, BadRequest):
-                raise
+                slot = self.slots[number] = self.slots[number] or self._new_slot(number)
             except Exception as fault:
-                if self._slot is None or not self._slot.restored or request.began:
-                    raise
-                log.warning("a saved state failed, beginning again without it: %s", fault)
-                self._slot.spoiled("the engine failed on it")
-                self._drop_slot()
-        raise AssertionError("without a saved state, its failure is the engine's")
+                if self._admitted(request, None):
+                    log.exception("no session could be opened")
+                    request.finish(fault)
+                continue
+            slot.used_at, slot.hints = time.monotonic(), request.hints
+            self._admitted(request, Run(request, slot, self._engine, lambda me=number: self._others(me),
+                                        chunk=self.prefill_chunk, context=self.context))
 
-    def _try(self, request: Request, disk: bool) -> tuple[Start, list[int]]:
-        if self._slot is None:
-            self._slot = self._new_slot()
-        start = self._slot.begin(request, disk)
-        request.starts(start)
-        self._prefill(request, start)
-        if start.file and not self._slot.sound():
-            raise ArithmeticError("the logits are not finite")
-        return start, self._decode(request, start)
+    def _admitted(self, request: Request, run: Run | None) -> bool:
+        """Takes a request off the queue. False for one that was cancelled there meanwhile."""
+        with self._changed:
+            if waited := request in self._queue:
+                self._queue.remove(request)
+                self._runs += [run] if run else []
+            return waited
 
-    def _prefill(self, request: Request, start: Start) -> None:
-        """Bring the session to the end of the prompt, in slices that end at multiples of the chunk.
+    def _busy(self) -> set[int]:
+        return {run.slot.number for run in self._runs if run.phase not in ("saving", "over")}
 
-        The ends are absolute, so a prompt that goes on from a prefix is computed in the same pieces as a new one.
-        """
-        slot, done, total = self._slot, start.reused, start.total
-        header = total - request.header_tokens   # where the next turn goes on if its client sends no reasoning
-        stops = {header: None} | slot.stops(start)
-        while done < total:
-            self._check(request)
-            end = min(done - done % self.prefill_chunk + self.prefill_chunk, total)
-            end = min([end, *(stop for stop in stops if done < stop < end)])
-            with _Duty(self.power):
-                self._engine.prefill(slot.session, start.rest[done - start.reused:end - start.reused])
-            done = end
-            request.prefilled(done)
-            if done in stops or done % MARK_EVERY == 0:
-                slot.mark(start.rest[done - start.reused:])
-            if reason := stops.get(done):
-                self._start_saving(request, reason)
-                slot.finish_saving()
-        slot.mark([])        # and where another try at this answer goes on
+    def _chosen(self, request: Request, idle: Sequence[int]) -> int:
+        if len(idle) == 1:
+            return idle[0]
+        seats = [self._seat(number, request) for number in idle]
+        return choose(seats, len(request.wanted.ids), time.monotonic(), lambda number: self.slots[number].saved())
 
-    def _decode(self, request: Request, start: Start) -> list[int]:
-        generated: list[int] = []
-        limit = min(request.max_tokens, self.context - start.total)
-        while len(generated) < limit:
-            self._check(request)
-            with _Duty(self.power):
-                steps, = self._engine.decode([Row(self._slot.session, request.sampling(),
-                                                  generated[-1] if generated else None, generated, request.mask())])
-            for step in steps[:limit - len(generated)]:
-                generated.append(step.token)
-                if request.accept(step):
-                    return generated
-            self._slot.go_on_saving()
-            if request.interruptible() and self._slot.crossed():
-                self._start_saving(request, "continued")
-        return generated
+    def _seat(self, number: int, request: Request) -> Seat:
+        slot = self.slots[number]
+        if slot is None or not slot.session.tokens:
+            return Seat(number, used_at=slot.used_at if slot else 0.0)
+        plan = slot.would_reuse(request.wanted)
+        return Seat(number, len(slot.session.tokens), plan.tokens if plan else 0, plan is not None and plan.whole,
+                    bool(request.hints) and request.hints == slot.hints, slot.used_at)
 
-    def _start_saving(self, request: Request, reason: Reason) -> None:
-        tokens = self._slot.session.tokens
-        if self._slot.start_saving(reason, request.blocks_in(tokens)):
-            request.saves(reason, len(tokens))
+    def _others(self, me: int) -> dict[int, tuple[Slot, bool]]:
+        busy = self._busy()
+        return {slot.number: (slot, slot.number not in busy) for slot in self.slots
+                if slot is not None and slot.number != me and slot.session.tokens}
 
-    def _settle(self, request: Request, start: Start, generated: list[int]) -> None:
-        """Bring the session to the end of the answer and bind what the client may send back of it."""
-        slot = self._slot
+    def _decode(self) -> bool:
+        """One step for all that decode."""
+        rows: list[tuple[Run, Row]] = []
+        for run in [run for run in self._runs if run.phase == "decoding" and not run.request.stalled()]:
+            if (row := self._attempt(run, run.row)) is not None:
+                rows.append((run, row))
+        if not rows:
+            return False
+        with _Duty(self.power):
+            results = self._step(rows)
+        for (run, _), steps in zip(rows, results, strict=True):
+            if steps is not None:
+                self._attempt(run, lambda: run.take(steps))
+        return True
+
+    def _step(self, rows: Sequence[tuple[Run, Row]]) -> Sequence[list[Step] | None]:
+        """A step that fails has advanced nobody: then each row takes it alone, and only who fails alone is given up."""
+        if len(rows) > 1:
+            try:
+                return self._engine.decode([row for _, row in rows])
+            except Exception as fault:
+                log.warning("a step of %d rows failed, trying each alone: %s", len(rows), fault)
+        return [self._attempt(run, lambda: self._engine.decode([row])[0]) for run, row in rows]
+
+    def _begin(self) -> bool:
+        """A piece of the oldest search for a beginning that need not wait."""
+        return any(self._attempt(run, run.begin) is not False
+                   for run in [run for run in self._runs if run.phase == "beginning"])
+
+    def _slice(self, quantum: int | None) -> bool:
+        """A slice of one prompt, or of what an answer needs to be kept."""
+        with _Duty(self.power):
+            if settling := next((run for run in self._runs if run.phase == "settling"), None):
+                self._attempt(settling, lambda: settling.settle(self.quantum))
+                return True
+            run = self._next_prefill()
+            if run is not None:
+                self._turn_tokens += self._attempt(run, lambda: run.prefill(quantum)) or 0
+            return run is not None
+
+    def _next_prefill(self) -> Run | None:
+        """The oldest one; several take turns."""
+        ready = [run for run in self._runs if run.phase == "prefilling" and not run.waits_for_save
+                 and not run.request.stalled()]
+        if self._turn not in ready or self._turn_tokens >= TURN_TOKENS:
+            at = self._runs.index(self._turn) if self._turn in self._runs else -1
+            later = [run for run in ready if self._runs.index(run) > at]
+            self._turn, self._turn_tokens = next(iter(later or ready), None), 0
+        return self._turn
+
+    def _save(self) -> bool:
+        """A piece of one state on its way to disk."""
+        return any(slot.go_on_saving() for slot in filter(None, self.slots) if slot.saving)
+
+    # ---- what ends a run
+
+    def _attempt(self, run: Run, work: Callable[[], T]) -> T | None:
+        """What `work` gives; None when the run has ended by it, or begins again."""
         try:
-            slot.keep(start.total + max(0, len(generated) - 1))
-            ending = request.ending()
-            if ending.closing is None or not generated:
-                return
-            rest = generated[-1:]
-            rest += [] if not ending.closing or rest[-1] == ending.closing[-1] else ending.closing
-            if len(slot.session.tokens) + len(rest) > self.context:
-                return
-            self._engine.prefill(slot.session, rest)
-            slot.mark()
-            slot.bind(ending.visible(len(slot.session.tokens)), ending.call_ids, request.blocks_in(slot.session.tokens))
-            if slot.crossed(decoding=False):
-                slot.save("continued")
-        except Exception:
-            log.exception("the end of an answer could not be kept; the next turn computes more")
-            self._drop_slot()
+            return work()
+        except (Cancelled, BadRequest) as fault:
+            self._give_up(run, fault)
+        except Exception as fault:  # whatever happened, all other requests find a working engine
+            self._failed(run, fault)
+        return None
 
-    def _check(self, request: Request) -> None:
-        request.check()
-        self._progress_at = time.monotonic()
+    def _give_up(self, run: Run, fault: Exception) -> None:
+        finished = run.phase in ("settling", "saving", "over")
+        run.end()
+        if not finished:
+            run.request.finish(fault)
 
-    def _drop_slot(self) -> None:
-        """The state may be half written: close it, and open a new one with the next request."""
-        slot, self._slot = self._slot, None
+    def _failed(self, run: Run, fault: Exception) -> None:
+        """The state may be half written: it goes. One that came from disk is set aside, and the request begins again:
+        with the next one, then with none."""
+        slot, again = run.slot, run.slot.restored and not run.request.began and run.phase != "settling"
+        if again:
+            log.warning("a saved state failed, beginning again without it: %s", fault)
+            slot.spoiled("the engine failed on it")
+        elif run.phase == "settling":
+            log.error("the end of an answer could not be kept; the next turn computes more", exc_info=fault)
+        else:
+            log.error("the engine failed; the session starts anew", exc_info=fault)
+        self._drop(slot)
+        if again:
+            try:
+                slot = self.slots[slot.number] = self._new_slot(slot.number)
+                slot.used_at, slot.hints = time.monotonic(), run.request.hints
+                run.begin_again(slot)
+                return
+            except Exception as further:
+                fault = further
+        self._give_up(run, fault)
+
+    def _drop(self, slot: Slot) -> None:
+        """Close a slot; a new one is opened with its next request."""
+        self.slots[slot.number] = None
+        slot.abandon_saving()
         try:
-            if slot is not None:
-                slot.session.close()
+            slot.session.close()
         except Exception:
             log.exception("closing the failed session failed as well")
+
+    def _retire(self) -> None:
+        """Forget the runs that are over."""
+        for run in self._runs:
+            if run.phase == "saving" and not run.slot.saving:
+                run.end()
+        over = [run for run in self._runs if run.phase == "over"]
+        for run in over:
+            run.slot.used_at = time.monotonic()
+            self._unprotect(run.request)
+        if over:
+            with self._changed:
+                self._runs = [run for run in self._runs if run not in over]
+                self._changed.notify_all()
 
 
 class _Duty:
@@ -343,6 +423,7 @@ def refusal(state: State) -> BadRequest:
     if state == "loading":
         return BadRequest("the model is still loading; try again in a moment", code="loading", status=503)
     if state == "failed":
-        return BadRequest("the engine has failed; see the server's log and restart it", code="failed", status=503)
+        return BadRequest("the engine has failed, or has made no progress for minutes; see the server's log and restart "
+                          "it", code="failed", status=503)
     return BadRequest("the server is shutting down; send the request again when it is back",
                       code="shutting_down", status=503)

@@ -56,7 +56,7 @@ class Health:
     state: State
     active: int
     queued: int
-    slots: int = 1
+    slots: int
 
 
 class Service:
@@ -66,7 +66,8 @@ class Service:
                  effort_profile: EffortProfile = "0731") -> None:
         self.tokenizer, self.settings, self.effort_profile = tokenizer, settings, effort_profile
         self.trace: Trace | None = None     # set by who wants conversations written down in full; closed with it
-        self.scheduler = Scheduler(open_engine, tokenizer, context=settings.ctx, prefill_chunk=settings.prefill_chunk,
+        self.scheduler = Scheduler(open_engine, tokenizer, context=settings.ctx, slots=settings.batched_session,
+                                   prefill_chunk=settings.prefill_chunk, quantum=settings.mixed_prefill_quantum,
                                    max_queue=settings.max_queue, power=settings.power, open_store=self._open_store)
         self._tool_memory = ToolMemory(0 if settings.disable_exact_dsml_tool_replay else settings.tool_memory_max_ids,
                                        read_calls=self._calls_of, on_disk=self._saved_block)
@@ -152,7 +153,7 @@ class Service:
 
     @property
     def health(self) -> Health:
-        return Health(self.scheduler.state, self.scheduler.active, self.scheduler.queued)
+        return Health(self.scheduler.state, self.scheduler.active, self.scheduler.queued, len(self.scheduler.slots))
 
     def _prepare(self, turn: Turn) -> tuple[Conversation, EncodedPrompt]:
         """`_encode`, and what the answer is held to."""

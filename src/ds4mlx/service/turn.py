@@ -109,7 +109,9 @@ class Answer:
         tools = () if turn.conversation.tools_banned else tuple(tool.name for tool in turn.conversation.tools)
         self._stream = AnswerStream(thinking=prompt.thinking, tools=tools, stop=turn.stop)
         self._sampling = _Samplings(turn, tokenizer)
+        self.hints = turn.conversation.ids
         self._why: str | None = None
+        self._stalled_at: float | None = None
         self._called = False   # its one call is complete
         self._masking = False  # the present step may not sample EOS
         self._masked_eos = 0   # steps whose best token was a masked EOS
@@ -150,13 +152,27 @@ class Answer:
         """Nobody waits for it any more; it ends with the slice or step that is being computed."""
         return self._why is not None
 
+    @property
+    def place(self) -> int:
+        """In the queue: 1 for the next one, 0 once it runs."""
+        return self._scheduler.place(self) if self._timings.started is None else 0
+
     # ---- on the engine thread
 
     def check(self) -> None:
-        if self._mailbox.full and self._why is None:
-            self._wait_for_reader()
         if self._why is not None:
             raise Cancelled(self._why)
+
+    def stalled(self) -> bool:
+        """While its reader lags a whole mailbox behind; after the stall time-out it is given up."""
+        if not self._mailbox.full:
+            self._stalled_at = None
+            return False
+        now = time.monotonic()
+        self._stalled_at = self._stalled_at or now
+        if now - self._stalled_at > self._stall_timeout_s:
+            self.cancel("slow_reader")
+        return True
 
     def after_key(self, key_bytes: int) -> list[int]:
         return self._tokenizer.encode(after_key(self._tokenizer, self.encoded.segments, key_bytes))
@@ -289,13 +305,6 @@ class Answer:
     def saves(self, reason: Reason, tokens: int) -> None:
         if self._trace:
             self._trace.happened(f"stored checkpoint reason={reason} tokens={tokens}")
-
-    def _wait_for_reader(self) -> None:
-        """Pause this request while its reader lags a whole mailbox behind; give it up after the stall time-out."""
-        deadline = time.monotonic() + self._stall_timeout_s
-        while not self._mailbox.wait_for_room(0.05) and self._why is None:
-            if time.monotonic() > deadline:
-                self.cancel("slow_reader")
 
     def _bytes(self, token: int) -> bytes:
         try:

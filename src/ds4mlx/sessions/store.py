@@ -8,6 +8,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -107,6 +108,7 @@ class Store:
         self._start()
         self._saver = Saver(self._directory, self._index, self._room, self._mutex, self._usable, self._kept)
         self._writer = Writer(self._saver.save)
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix="kv-reader")
         self._stats = self._counted()
 
     def _start(self) -> None:
@@ -123,6 +125,7 @@ class Store:
     def close(self, wait_s: float = 30.0) -> bool:
         """Finishes what is queued. False when that took too long and was given up."""
         done = self._writer.close(wait_s)
+        self._reader.shutdown()
         if done:
             self._directory.close()
         return done
@@ -235,6 +238,14 @@ class Store:
                  1000 * (time.perf_counter() - started), candidate.name)
         return restored
 
+    def start_loading(self, candidate: Candidate, key: bytes, slot: int = 0) -> "Future[Restored]":
+        """`load` on a thread of its own, so that nobody waits for a disk."""
+        return self._reader.submit(self.load, candidate, key, slot)
+
+    def start_comparing(self, key: bytes) -> "Future[dict[str, bytes]]":
+        """`alike` on that thread."""
+        return self._reader.submit(self.alike, key)
+
     def _fits(self, candidate: Candidate, key: bytes) -> bool:
         """Whether the text of an alias, not only its SHA-1, is the beginning of `key`. A bad alias is set aside."""
         try:
@@ -322,6 +333,11 @@ class Store:
         covered = min(max((covering[name] for name in found & covering.keys()), default=0) for found in findable)
         return why_not_save(self.options.rules, reason, len(tokens), covered)
 
+    def covered(self, tokens: np.ndarray) -> int:
+        """How many of these tokens the longest saved state holds that begins them."""
+        known = self._look()
+        return max((record.head.tokens for record in known.covering(tokens)), default=0) if known else 0
+
     def missing_spans(self, tokens: np.ndarray) -> list[int]:
         """Spans whose rows have to be exported for a save."""
         if not self._mutex.acquire(blocking=False):
@@ -337,6 +353,11 @@ class Store:
     def save(self, job: SaveJob, wait_s: float = 0.0) -> bool:
         """Queues a save. False when the writer is still busy after `wait_s`, or paused because the disk was full."""
         return self._writer.offer(job, wait_s)
+
+    @property
+    def free(self) -> bool:
+        """Whether a save would be taken, or refused, at once. Never waits."""
+        return self._writer.free
 
     @property
     def idle(self) -> bool:

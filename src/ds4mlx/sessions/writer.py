@@ -37,6 +37,11 @@ class Writer:
         """Whether no job is being done or waits to be."""
         return not self._busy and self._waiting is None
 
+    @property
+    def free(self) -> bool:
+        """Whether no job waits to be taken."""
+        return self._waiting is None
+
     def offer(self, job: SaveJob, wait_s: float = 0.0) -> bool:
         """False when another job is still waiting after `wait_s`, or saving is paused."""
         with self._changed:
