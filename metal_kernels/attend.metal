@@ -8,6 +8,9 @@
 // what its own add to it. After a barrier a SIMD-group takes a head and a lane a key, for the running maximum and the
 // weights; after another all go on with their channels of o.
 //
+// STEP is a token of each of several sequences: t is the sequence, its window a ring, its compressed rows in pages of
+// PAGE_ROWS of a pool. Sequences differ in keys, and slices of short ones may be empty.
+//
 // The maximum begins as the sink, so it is a number before any key, and a slice of small scores ends with a small sum.
 // One slice is finished here; the sums of more go to scratch for `combine`.
 //
@@ -33,7 +36,7 @@ inline void put4(threadgroup half* to, float4 v) {
     *(threadgroup half4*)to = half4(v);
 }
 
-// Keys are numbered through: rows of the window, then compressed ones; -1 is none, a key of zeros.
+// Keys are numbered through: rows of all windows, then compressed ones; -1 is none, a key of zeros.
 template <int D, int R, typename ROW> inline float4 key4(const device ROW* window, const device ROW* rows,
                                                          int window_rows, int key, uint j) {
     if (key < 0) {
@@ -155,9 +158,15 @@ UNROLL for (ushort k = 0; k < OWN; ++k) {
     total[k] = slice == 0 ? 1.0f : 0.0f;
 }
 
-// The token's keys: `near` rows of the window from `first` on, then compressed rows, dealt to slices by whole blocks.
-int last = window_rows - int(threadgroups_per_grid.y) + int(t), first = max(last - WIDTH + 1, 0);
-int near = last - first + 1, visible = min((start + int(t) + 1) / ratio, count);
+// The token's keys: `near` rows of its window from `first` on, then the `visible` or the chosen compressed rows, dealt
+// to slices by whole blocks.
+#if STEP
+int seen = positions[t] + 1, first = int(t) * WIDTH, near = min(seen, WIDTH);   // a ring: in any order
+#else
+int seen = start + int(t) + 1, last = window_rows - int(threadgroups_per_grid.y) + int(t);
+int first = max(last - WIDTH + 1, 0), near = last - first + 1;
+#endif
+int visible = min(seen / ratio, count);
 #if CHOSEN
 int keys = near + min(visible, picks);
 #else
@@ -166,15 +175,17 @@ int keys = near + visible;
 int slices = int(threadgroups_per_grid.z), share = ((keys + BLOCK - 1) / BLOCK + slices - 1) / slices * BLOCK;
 int end = min(keys, (int(slice) + 1) * share);
 for (int block = int(slice) * share; block < end; block += BLOCK) {
-    int i = block + int(lane), key = -1;   // this lane's in the softmax
-    if (i < end) {
-        key = i < near ? first + i : window_rows + i - near;
+    int i = block + int(lane), key = i < end ? first + i : -1;   // this lane's in the softmax
+    if (i >= near && i < end) {
+        int row = i - near;
 #if CHOSEN
-        if (i >= near) {
-            int row = chosen[long(t) * picks + i - near];
-            key = row < visible ? window_rows + row : -1;
-        }
+        row = chosen[long(t) * picks + row];
 #endif
+        key = row < visible ? row : -1;
+#if STEP
+        key = key < 0 ? -1 : pages[long(t) * held + key / PAGE_ROWS] * PAGE_ROWS + key % PAGE_ROWS;
+#endif
+        key = key < 0 ? -1 : window_rows + key;
     }
     simdgroup_matrix<TILE, 8, 8> tiles[BLOCK / 8][8];
     UNROLL for (ushort b = 0; b < BLOCK / 8; ++b) {

@@ -1,10 +1,14 @@
-// row = pack(rotate(rms(pooled) * norm)) of every group that a chunk completes, and the tokens that are still needed.
+// row = pack(rotate(rms(pooled) * norm)) of every group that is completed, and the tokens that are still needed.
 // pooled[j] = sum_x softmax_x(s[x][j]) k[x][j] over the SLOTS = M RATIO slots of a group.
 //
-// Tokens are numbered from the first that the frontier holds. A threadgroup has W / 4 * PARTS threads. One makes a row:
-// a thread pools four neighbouring channels of every PARTS-th slot, running maximum and sums in registers; the parts
-// meet in threadgroup memory, and the first part's threads, whole SIMD-groups, finish the row, for its norm needs all W
-// channels. Further threadgroups write the next frontier, four columns of a token a thread.
+// A threadgroup has W / 4 * PARTS threads. One makes a row: a thread pools four neighbouring channels of every PARTS-th
+// slot, running maximum and sums in registers; the parts meet in threadgroup memory, and the first part's threads,
+// whole SIMD-groups, finish the row, for its norm needs all W channels. Further threadgroups write the next frontier,
+// four columns of a token a thread.
+//
+// step: a chunk of one sequence. Tokens are numbered from the first that the frontier holds.
+//
+// token: a token of each of several sequences, y the sequence. The frontier is a ring, of SLOTS places.
 #include "rows.h"
 
 // What a chunk does; the same as `compress_step` has it.
@@ -39,18 +43,67 @@ inline Pool merged(Pool a, Pool b) {
     return Pool{most, a.weight * scale_a + b.weight * scale_b, a.sum * scale_a + b.sum * scale_b};
 }
 
+// A token that comes, columns j ... j + 3: its score still lacks the bias of its place.
+inline Pool fresh4(const device float* k, const device float* s, const device float* ape, ulong at, uint ape_at) {
+    return Pool{*(const device float4*)(s + at) + *(const device float4*)(ape + ape_at), float4(1.0f),
+                *(const device float4*)(k + at)};
+}
+
+// A token that the frontier holds, columns j ... j + 3.
+template <int COLUMNS> inline Pool held4(const device float* frontier, ulong i, uint j) {
+    const device float* p = frontier + i * 2 * COLUMNS + j;
+    return Pool{*(const device float4*)(p + COLUMNS), float4(1.0f), *(const device float4*)p};
+}
+
+template <int COLUMNS> inline void keep4(device float* frontier, ulong i, uint j, Pool token) {
+    device float* p = frontier + i * 2 * COLUMNS + j;
+    *(device float4*)p = token.sum;
+    *(device float4*)(p + COLUMNS) = token.most;
+}
+
 // Columns j ... j + 3 of token i as a pool of one: the score is s with the bias of its place, the value k. Token 0 is
 // the first of its group.
 template <int RATIO, int COLUMNS> inline Pool token4(const device float* k, const device float* s,
                                                      const device float* frontier, const device float* ape,
                                                      uint held, uint i, uint j) {
-    if (i < held) {
-        const device float* p = frontier + ulong(i) * 2 * COLUMNS + j;
-        return Pool{*(const device float4*)(p + COLUMNS), float4(1.0f), *(const device float4*)p};
+    return i < held ? held4<COLUMNS>(frontier, i, j)
+                    : fresh4(k, s, ape, ulong(i - held) * COLUMNS + j, i % RATIO * COLUMNS + j);
+}
+
+// From what each thread has pooled to row `row` of rows. The tables are those of the group's first position.
+template <int W, int R, int PARTS, bool FP4, typename ROW>
+inline void finish(Pool pool, threadgroup float4* others, threadgroup float* partial, uint index, float eps,
+                   const device float* norm, const device float* cos, const device float* sin, device ROW* rows,
+                   ulong row) {
+    uint part = index / (W / 4), quad = index % (W / 4), j = 4 * quad;
+    if (PARTS > 1) {
+        if (part > 0) {
+            threadgroup float4* mine = others + ((part - 1) * (W / 4) + quad) * 3;
+            mine[0] = pool.most;
+            mine[1] = pool.weight;
+            mine[2] = pool.sum;
+        }
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        for (uint p = 0; part == 0 && p < PARTS - 1; ++p) {
+            const threadgroup float4* its = others + (p * (W / 4) + quad) * 3;
+            pool = merged(pool, Pool{its[0], its[1], its[2]});
+        }
     }
-    ulong at = ulong(i - held) * COLUMNS + j;
-    float4 score = *(const device float4*)(s + at) + *(const device float4*)(ape + i % RATIO * COLUMNS + j);
-    return Pool{score, float4(1.0f), *(const device float4*)(k + at)};
+    float4 v = part == 0 ? pool.sum / pool.weight : float4(0.0f);
+    float scale = precise::rsqrt(threadgroup_sum(dot(v, v), partial, index, W / 4 * PARTS) / float(W) + eps);
+    if (part > 0) {
+        return;
+    }
+    v = v * scale * ((const device float4*)norm)[quad];
+    if (j >= W - R) {
+        uint p = (j - (W - R)) / 2;
+        v = rotated(v, float2(cos[p], cos[p + 1]), float2(sin[p], sin[p + 1]));
+    }
+    if (FP4) {
+        store4_fp4<W>(rows, row, j, hadamard<W>(v, quad));
+    } else {
+        store4<W, R>(rows, row, j, v);
+    }
 }
 // ---- kernel step
 threadgroup float partial[32];
@@ -62,14 +115,11 @@ if (group >= span.groups) {
     uint at = (group - span.groups) * threads + index;
     uint i = at / (columns / 4), j = at % (columns / 4) * 4;
     if (i < span.left) {
-        Pool token = token4<RATIO, M * W>(k, s, frontier, ape, span.held, span.keep + i, j);
-        device float* p = next + ulong(i) * 2 * columns + j;
-        *(device float4*)p = token.sum;
-        *(device float4*)(p + columns) = token.most;
+        keep4<M * W>(next, i, j, token4<RATIO, M * W>(k, s, frontier, ape, span.held, span.keep + i, j));
     }
     return;
 }
-uint part = index / (W / 4), quad = index % (W / 4), j = 4 * quad;
+uint part = index / (W / 4), j = index % (W / 4) * 4;
 uint own = span.before + group * RATIO;                       // first token of the group
 uint skipped = M == 2 && own == 0 ? RATIO : 0;                // no group is before the first: no carry slots
 Pool pool = Pool{float4(-INFINITY), float4(0.0f), float4(0.0f)};
@@ -77,31 +127,37 @@ for (uint x = skipped + part; x < M * RATIO; x += PARTS) {
     uint column = M == 2 && x >= RATIO ? W + j : j;           // the carry half of a token before, its own half after
     pool = merged(pool, token4<RATIO, M * W>(k, s, frontier, ape, span.held, own + x - (M - 1) * RATIO, column));
 }
-if (PARTS > 1) {
-    if (part > 0) {
-        threadgroup float4* mine = others + ((part - 1) * (W / 4) + quad) * 3;
-        mine[0] = pool.most;
-        mine[1] = pool.weight;
-        mine[2] = pool.sum;
+finish<W, R, PARTS, FP4>(pool, others, partial, index, eps, norm, cos + group * (R / 2), sin + group * (R / 2), rows,
+                         group);
+// ---- kernel token
+threadgroup float partial[32];
+threadgroup float4 others[PARTS > 1 ? (PARTS - 1) * 3 * (W / 4) : 1];
+const uint columns = M * W, slots = M * RATIO, threads = W / 4 * PARTS;
+uint index = thread_index_in_threadgroup, b = threadgroup_position_in_grid.y, position = uint(positions[b]);
+uint here = position % slots, bias = position % RATIO * columns;
+ulong token = ulong(b) * columns, ring = ulong(b) * slots;
+if (threadgroup_position_in_grid.x > 0) {
+    uint at = (threadgroup_position_in_grid.x - 1) * threads + index;
+    uint i = at / (columns / 4), j = at % (columns / 4) * 4;
+    if (i < slots) {
+        keep4<M * W>(next, ring + i, j, i == here ? fresh4(k, s, ape, token + j, bias + j)
+                                                  : held4<M * W>(frontiers, ring + i, j));
     }
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-    for (uint p = 0; part == 0 && p < PARTS - 1; ++p) {
-        const threadgroup float4* its = others + (p * (W / 4) + quad) * 3;
-        pool = merged(pool, Pool{its[0], its[1], its[2]});
-    }
-}
-float4 v = part == 0 ? pool.sum / pool.weight : float4(0.0f);
-float scale = precise::rsqrt(threadgroup_sum(dot(v, v), partial, index, threads) / float(W) + eps);
-if (part > 0) {
     return;
 }
-v = v * scale * ((const device float4*)norm)[quad];
-if (j >= W - R) {
-    uint p = group * (R / 2) + (j - (W - R)) / 2;
-    v = rotated(v, float2(cos[p], cos[p + 1]), float2(sin[p], sin[p + 1]));
+if ((position + 1) % RATIO > 0) {
+    for (uint i = index; i < ROW; i += threads) {
+        rows[ulong(b) * ROW + i] = 0;
+    }
+    return;
 }
-if (FP4) {
-    store4_fp4<W>(rows, group, j, hadamard<W>(v, quad));
-} else {
-    store4<W, R>(rows, group, j, v);
+uint part = index / (W / 4), j = index % (W / 4) * 4;
+uint first = position + 1 - slots;                            // token of slot 0; before the first of all it wraps
+uint skipped = position < slots - 1 ? RATIO : 0;              // no group is before the first: no carry slots
+Pool pool = Pool{float4(-INFINITY), float4(0.0f), float4(0.0f)};
+for (uint x = skipped + part; x < slots; x += PARTS) {
+    uint i = (first + x) % slots, column = M == 2 && x >= RATIO ? W + j : j;
+    pool = merged(pool, i == here ? fresh4(k, s, ape, token + column, bias + column)
+                                  : held4<M * W>(frontiers, ring + i, column));
 }
+finish<W, R, PARTS, FP4>(pool, others, partial, index, eps, norm, cos + b * (R / 2), sin + b * (R / 2), rows, b);

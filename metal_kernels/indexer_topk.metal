@@ -4,7 +4,8 @@
 //
 // scores: score[t, c] = scale sum_h weight[t, h] relu(q[t, h] . row[c]). A threadgroup of four simdgroups takes
 // 32 COLUMNS rows, a quarter a simdgroup, which stay in registers as 8x8 matrices, and goes through its queries: 32
-// heads in threadgroup memory, 8 at a time against the rows, so that [heads, rows] never leaves the core.
+// heads in threadgroup memory, 8 at a time against the rows, so that [heads, rows] never leaves the core. PAGED: each
+// query has rows of its own, in pages of whole tiles.
 // FP4 vectors are staged as code * 2^(e - largest e of the vector), the power taken out: two bits of mantissa, so a
 // half is exact unless the blocks of a vector differ by more than 2^13 (2^23 where the GPU keeps subnormal halves);
 // then the small ones round off. Products of two are exact, sums are float.
@@ -89,12 +90,18 @@ uint index = thread_index_in_threadgroup, lane = thread_index_in_simdgroup;
 uint simdgroup = simdgroup_index_in_threadgroup;
 uint column = lane % OWN / 8, place = simdgroup * 8 + lane % 8;  // of the row whose score this lane sums, with others
 ulong first = ulong(threadgroup_position_in_grid.x) * (TILE * COLUMNS);
+uint t_first = threadgroup_position_in_grid.y * uint(queries), t_end = min(uint(tokens), t_first + uint(queries));
 simdgroup_matrix<Number, 8, 8> row[COLUMNS][W / 8];  // transposed: channels down, rows across
 float row_scale = scale;
 #pragma unroll
 for (uint n = 0; n < COLUMNS; ++n) {
+    ulong from = first + n * TILE, left = from < ulong(count) ? ulong(count) - from : 0;
+#if PAGED
+    uint entry = uint(from) / uint(page_rows), page = left > 0 ? uint(pages[ulong(t_first) * uint(held) + entry]) : 0;
+    from = ulong(page) * uint(page_rows) + uint(from) % uint(page_rows);
+#endif
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    stage<W, STRIDE>(rows, first + n * TILE, ulong(count), tile, scales, index);
+    stage<W, STRIDE>(rows, from, from + left, tile, scales, index);
     threadgroup_barrier(mem_flags::mem_threadgroup);
     #pragma unroll
     for (uint j = 0; j < W / 8; ++j) {
@@ -104,8 +111,7 @@ for (uint n = 0; n < COLUMNS; ++n) {
 }
 ulong c = first + column * TILE + place;
 threadgroup float* product = products + simdgroup * 8 * OWN;
-uint t_end = min(uint(tokens), (threadgroup_position_in_grid.y + 1) * uint(queries));
-for (uint t = threadgroup_position_in_grid.y * uint(queries); t < t_end; ++t) {
+for (uint t = t_first; t < t_end; ++t) {
     float sum = 0.0f;
     for (uint h = 0; h < H; h += TILE) {
         ulong query = ulong(t) * H + h;

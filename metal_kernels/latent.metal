@@ -2,7 +2,8 @@
 //
 // D / 4 threads a threadgroup: for each token one for its latent query and one for its row, where a thread holds four
 // neighbouring channels; then those that copy the window, COPIED words of it a thread. A row of 584 bytes is copied as
-// words of four bytes, one of 194 as words of two.
+// words of four bytes, one of 194 as words of two. RING: a token of each of several sequences, whose window is a ring of
+// WIDTH rows, ROW words each; the new row takes the place of one.
 #include "rows.h"
 // ---- kernel latent
 threadgroup float partial[32];
@@ -13,6 +14,12 @@ if (group >= 2 * uint(tokens)) {
     device WORD* to = (device WORD*)rows;
     uint first = (group - 2 * uint(tokens)) * COPIED * threads + index;
     for (uint i = first; i < min(first + COPIED * threads, uint(words)); i += threads) {
+#if RING
+        uint row = i / ROW;
+        if (row % WIDTH == uint(positions[row / WIDTH]) % WIDTH) {
+            continue;   // another threadgroup writes it
+        }
+#endif
         to[i] = from[i];
     }
     return;
@@ -39,4 +46,9 @@ if (j >= D - R) {
     uint p = t * (R / 2) + (j - (D - R)) / 2;
     v = rotated(v, float2(cos[p], cos[p + 1]), float2(sin[p], sin[p + 1]));
 }
-store4<D, R>(rows, ulong(before) + t, j, v);
+#if RING
+ulong row = ulong(t) * WIDTH + uint(positions[t]) % WIDTH;
+#else
+ulong row = ulong(before) + t;
+#endif
+store4<D, R>(rows, row, j, v);

@@ -19,7 +19,10 @@ FOLDER = Path(__file__).parents[2] / "metal_kernels"
 ONE_OF_EACH = ["dequantize: MXFP4", "router, 1 token", "expert_down: q2, 1 token", "hyper_enter: 1 token",
                "latent: 1 token behind 0", "compress_step: index rows, 1 token from 1027 on",
                "attention: chosen rows, 16", "index_scores: packed, 256 rows, 3 tokens",
-               "select_rows: 16 of 256, 1 token", "route: by score, 1 token", "sample: top-p, the draw of rank 21"]
+               "select_rows: 16 of 256, 1 token", "route: by score, 1 token", "sample: top-p, the draw of rank 21",
+               "latent_step: 5 sequences", "compress_token: index rows, 5 sequences up to 1027",
+               "attention_step: chosen rows, 5 sequences, float32", "index_scores_step: packed, 256 rows, 5",
+               "sample: 5 rows"]
 
 
 def entries():

@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 from ds4mlx import ops
+from ds4mlx.metal_kernels.emulator import checking
+from ds4mlx.ops.kernel import observe
 from ds4mlx.ops.kv_round import fp8_pack
 
 EPS, PAGE, WIDTH = 1e-6, 16, 128
@@ -52,8 +54,8 @@ def step(rng):
         B, angle = len(positions), rng.uniform(0, 6, (len(positions), tail // 2))
         held = [(p + 1) // ratio if ratio else 0 for p in positions]
         rows = paged(rng, made, held, page_rows) if max(held) else None
-        chosen = None
-        if k and rows is not None:
+        chosen, k = None, min(k, max(held))
+        if k:
             chosen = np.sort(np.argsort(rng.random((B, max(held))))[:, :k].astype(np.int32))
             chosen = mx.array(np.where(np.array(held)[:, None] <= k, np.arange(k, dtype=np.int32), chosen))
         return Step(mx.array(rng.normal(size=(B, heads * size)).astype(np.float32)),
@@ -124,3 +126,31 @@ def test_shapes_that_do_not_fit_are_refused(step):
                   {"rows": replace(s.rows, pages=s.rows.pages[:1])}, {"rows": replace(s.rows, rows=s.sink[:, None])}):
         with pytest.raises(ValueError, match="attention_step"):
             s._replace(**wrong).run()
+
+
+@pytest.mark.parametrize(("ratio", "k"), [(0, 0), (4, 0), (4, 8)])
+def test_kernels_neither_race_nor_stray(step, ratio, k, emulated):
+    with checking(races=True, debug=True):
+        check(step([0, 250, 3], ratio, k, heads=9, size=192))
+
+
+@pytest.mark.parametrize(("positions", "ratio", "k", "groups"), [
+    ([1 << 20], 4, 512, [(8, 1, 7), (64, 1, 1)]), ([200, 9999], 4, 512, [(8, 2, 7), (64, 2, 1)]),
+    ([9999] * 16, 4, 512, [(8, 16, 1)])])
+def test_long_histories_are_split_unless_there_are_many(step, positions, ratio, k, groups, emulated):
+    s, seen = step(positions, ratio, k, heads=64, size=512, page_rows=512), []
+    with observe(lambda launch: seen.append(launch) or [mx.zeros(*output) for output in launch.outputs]):
+        s.run()
+    assert [launch.groups for launch in seen] == groups
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("heads", [4, 64])
+@pytest.mark.parametrize("page_rows", [1, 7, 16, 512])
+@pytest.mark.parametrize("sequences", [1, 2, 5, 16])
+def test_many_companies(step, rng, sequences, page_rows, heads, emulated):
+    for ratio, k in [(0, 0), (4, 0), (4, 64), (4, 512), (128, 0)]:
+        s = step(rng.choice([*BORDERS, 8191, 20000], sequences), ratio, k, heads, size=512, page_rows=page_rows)
+        with ops.only("reference"):
+            expected = s.run()
+        np.testing.assert_allclose(s.run(), expected, atol=NEAR)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from ds4mlx import ops
+from ds4mlx.metal_kernels.emulator import checking
 
 EPS = 1e-6
 PACKINGS = [None, "fp8", "fp4"]
@@ -91,6 +92,23 @@ def test_a_sequence_of_tokens_one_by_one(rng, implementation):
                                             *c.tables([p // 4]), mx.array([p]), 4, None, EPS)
         rows += [np.array(row)] if p % 4 == 3 else []
     np.testing.assert_allclose(np.concatenate(rows), np.array(c.alone(0, 16)[1]), rtol=5e-6, atol=5e-6)
+
+
+def test_no_race_and_no_undefined_behaviour(rng, emulated):
+    with checking(races=True, debug=True):
+        for ratio, positions in ((4, [3, 6, 0]), (128, [127, 200])):
+            Compressor(rng, ratio, max(positions) + 1, len(positions)).check(positions, "fp8")
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("packing", PACKINGS)
+@pytest.mark.parametrize("w", [128, 512])
+@pytest.mark.parametrize("ratio", [4, 128])
+def test_every_alignment(rng, ratio, w, packing, emulated):
+    if packing != "fp4" or w == 128:
+        places = 2 * (8 if ratio == 4 else 128)
+        for first in range(0, places, 16):
+            Compressor(rng, ratio, places + 1, 16, w).check(range(first, first + 16), packing)
 
 
 def test_shapes_that_do_not_fit_are_refused(rng):

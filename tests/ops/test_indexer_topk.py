@@ -100,7 +100,7 @@ def test_queries_and_rows_are_held_alike():
 @pytest.mark.parametrize("packed", [True, False])
 @pytest.mark.parametrize("most", [1, 31, 33, 200])
 def test_a_step_scores_each_query_against_its_own_pages(most, packed, rng, implementation):
-    sequences, page_rows = 5, 24
+    sequences, page_rows = 5, 32
     q, _ = vectors(rng, packed, sequences, 8, 128)
     pool, _ = vectors(rng, packed, 50 * page_rows, 128)
     pages = rng.integers(0, 50, (sequences, 9)).astype(np.int32)
@@ -111,6 +111,13 @@ def test_a_step_scores_each_query_against_its_own_pages(most, packed, rng, imple
         own = (pages[b, :, None] * page_rows + np.arange(page_rows)).reshape(-1)[:most]
         alone = ops.index_scores(q[b:b + 1], weight[b:b + 1], pool[mx.array(own)], SCALE)
         np.testing.assert_allclose(np.array(got[b]), np.array(alone[0]), rtol=1e-5, atol=1e-5)  # sums in another order
+
+
+def test_pages_that_part_a_tile(rng, implementation):
+    q, pool = mx.array(normal(rng, 1, 8, 64)), mx.array(normal(rng, 30, 64))
+    got = ops.index_scores_step(q, mx.ones((1, 8)), ops.Paged(pool, mx.array([[2, 0]]), 10), 17, SCALE)
+    alone = ops.index_scores(q, mx.ones((1, 8)), mx.concatenate([pool[20:], pool[:7]]), SCALE)
+    np.testing.assert_allclose(np.array(got), np.array(alone), rtol=1e-5, atol=1e-5)
 
 
 def test_more_rows_than_a_page_table_holds_are_refused():

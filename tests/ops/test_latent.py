@@ -80,6 +80,37 @@ def test_a_damaged_row_stays_damaged(rng, implementation):
     assert np.isnan(rows).any(axis=1).tolist() == [False, True, False]
 
 
+def check_step(rng, positions, packed, width=16, **sizes):
+    """Rings keep all rows but the one of the position, which is the row that `latent` makes."""
+    *inputs, window, _, _ = case(rng, len(positions), len(positions) * width, packed, **sizes)
+    windows = window.reshape(len(positions), width, -1)
+    qr, rows = ops.latent_step(*map(mx.array, (*inputs, windows, np.array(positions, np.int32))), packed, EPS)
+    alone, new = latent((*inputs, window[:0], packed, EPS))
+    np.testing.assert_array_equal(np.array(qr), alone)
+    windows[np.arange(len(positions)), np.array(positions) % width] = new
+    np.testing.assert_array_equal(np.array(rows), windows)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("positions", [[0], [15], [1 << 20], [3, 16, 31, 15, 0, 7, 8, 9, 100]])
+def test_a_step_overwrites_one_place_of_each_ring(rng, positions, packed, implementation):
+    check_step(rng, positions, packed)
+
+
+@pytest.mark.parametrize("sizes", [{"D": 512, "Q": 1024, "width": 128}, {"width": 1}, {"D": 192, "width": 5},
+                                   {"D": 70, "Q": 32, "R": 6}])     # the last without a kernel
+def test_rings_of_other_shapes(rng, sizes, implementation):
+    check_step(rng, [200, 3], True, **sizes)
+
+
+def test_rings_for_other_sequences_are_refused(rng):
+    *inputs, window, _, _ = map(mx.array, case(rng, 2, 8, True))
+    for windows, positions in ((window.reshape(4, 2, -1), [1, 2]), (window.reshape(2, 4, -1), [1]),
+                               (window.reshape(2, 4, -1)[..., 1:], [1, 2])):
+        with pytest.raises(ValueError, match="latent_step: windows"):
+            ops.latent_step(*inputs, windows, mx.array(positions), True, EPS)
+
+
 @pytest.mark.sweep
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("before", [0, 1, 127, 128])
@@ -92,6 +123,7 @@ def test_every_length_of_chunk_and_window(rng, emulated, D, Q, tokens, before, p
 def test_no_race_and_no_undefined_behaviour(rng, emulated):
     with checking(races=True, debug=True):
         check(case(rng, 2, 3, True))
+        check_step(rng, [3, 9], True, width=4)
 
 
 def test_a_window_of_the_other_form_is_refused(rng):

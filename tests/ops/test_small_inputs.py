@@ -35,6 +35,13 @@ def attention(start, picks=0):
                          integers(1, picks) if picks else None, 64, normal(1), 128, 1e-6)
 
 
+def attention_step(picks=0):
+    rows = fp8_pack(normal(1, 16, 128), 64)
+    return ops.attention_step(normal(1, 128), normal(1, 32), normal(1, 32), rows, mx.array([40]),
+                              ops.Paged(rows[0], mx.array([[0]]), 16), 10, integers(1, picks) if picks else None, 4,
+                              normal(1), 1e-6)
+
+
 def mix():
     return ops.hyper_mix(normal(1, 2, 32), matrix(8, 64), (normal(1, 32), normal(1, 2), normal(1, 2, 2)))
 
@@ -50,21 +57,32 @@ def leave(N):
 
 
 # Kernel, its inputs that may be so small in some model, and a call with as few as there can be. Those of `latent`,
-# `compress` and the dense products never are: rows have 64 channels or 17 bytes at least.
+# `compress` and the dense products never are, positions aside: rows have 64 channels or 17 bytes at least.
 CASES = {
     "expert_matmul_gate_up": (["selected", "weight"], lambda: [gate_up(1)]),
     "expert_matmul_gate_up_tiles": (["table"], lambda: [gate_up(9)]),
     "expert_matmul_down": (["selected"], lambda: [down(1)]),
     "expert_matmul_down_tiles": (["table"], lambda: [down(9)]),
-    "attend_attend_chosen0": (["sink"], lambda: [attention(127)]),
-    "attend_attend_chosen1": (["sink", "chosen"], lambda: [attention(127, picks=1)]),
+    "attend_attend_chosen0_step0": (["sink"], lambda: [attention(127)]),
+    "attend_attend_chosen1_step0": (["sink", "chosen"], lambda: [attention(127, picks=1)]),
+    "attend_attend_chosen0_step1": (["pages", "positions", "sink"], lambda: [attention_step()]),
+    "attend_attend_chosen1_step1": (["pages", "positions", "sink", "chosen"], lambda: [attention_step(picks=1)]),
     "attend_combine": (["limits"], lambda: [attention(39)]),
     "hyper_mix_mix_update1": (["post", "m"], mix),
     "hyper_mix_enter": (["scale"], lambda: enter(2)),
     "hyper_mix_leave": (["sums", "scale", "base"], lambda: [leave(4)]),
     "indexer_topk_queries": (["cosine", "sine"],
                              lambda: [ops.index_queries(normal(1, 1, 64), normal(1, 2), normal(1, 2), False)]),
-    "indexer_topk_scores": (["weight"], lambda: [ops.index_scores(normal(1, 1, 64), normal(1, 1), normal(3, 64), 0.5)]),
+    "indexer_topk_scores_paged0": (["weight"],
+                                   lambda: [ops.index_scores(normal(1, 1, 64), normal(1, 1), normal(3, 64), 0.5)]),
+    "indexer_topk_scores_paged1": (["weight", "pages"], lambda: [ops.index_scores_step(
+        normal(1, 1, 64), normal(1, 1), ops.Paged(normal(32, 64), mx.array([[0]]), 32), 3, 0.5)]),
+    "latent_latent_ring1": (["positions"], lambda: ops.latent_step(
+        normal(1, 32), normal(1, 128), normal(32), normal(128), normal(1, 32), normal(1, 32), normal(1, 2, 128),
+        mx.array([5]), False, 1e-6)),
+    "compress_token": (["positions"], lambda: ops.compress_token(
+        normal(1, 256), normal(1, 256), normal(1, 8, 2, 256), normal(4, 256), normal(128), normal(1, 32), normal(1, 32),
+        mx.array([7]), 4, None, 1e-6)),
     "indexer_topk_select": (["scores", "positions"],
                             lambda: [ops.select_rows(normal(1, 5), mx.array([19]), 4, 2)]),
     "route_scored": (["logits", "bias"], lambda: ops.route(normal(1, 6), normal(6), None, integers(1), 2, 1.5)),

@@ -7,7 +7,7 @@ import numpy as np
 
 from ds4mlx.ops import native
 from ds4mlx.ops.dispatch import exact, pick
-from ds4mlx.ops.kernel import kernel
+from ds4mlx.ops.kernel import Input, kernel
 from ds4mlx.ops.kv_round import fp8_unpack, pack_bytes
 from ds4mlx.ops.paged import Paged
 from ds4mlx.ops.rope_tail import rope_tail
@@ -69,7 +69,8 @@ def attention_step(q: mx.array, cos: mx.array, sin: mx.array, windows: mx.array,
         raise ValueError(f"attention_step: choice {chosen.shape} for {B} sequences, {'with' if rows else 'no'} rows")
     if rows is None or not ratio or not most:
         rows, most, chosen = None, 0, None
-    return pick(step_reference, native=step_cpu)(q, cos, sin, windows, positions, rows, most, chosen, ratio, sink, eps)
+    run = pick(step_reference, metal=step_metal, native=step_cpu)
+    return run(q, cos, sin, windows, positions, rows, most, chosen, ratio, sink, eps)
 
 
 def _check_row(keys: mx.array | None, D: int, R: int, op: str) -> None:
@@ -127,26 +128,53 @@ def step_reference(q, cos, sin, windows, positions, rows, most, chosen, ratio, s
 
 def metal(q, cos, sin, window, start, rows, chosen, ratio, sink, width, eps):
     T, H = q.shape[0], sink.shape[0]
-    D, R = q.shape[1] // H, 2 * cos.shape[1]
-    if D % PART or R % PART or D > WIDEST:   # no published model: channels are dealt out by whole blocks of codes
+    if not _has_kernel(q.shape[1] // H, 2 * cos.shape[1]):
         return reference(q, cos, sin, window, start, rows, chosen, ratio, sink, width, eps)
     if rows is None or not ratio:
         rows, count, ratio, chosen = window, 0, 1, None   # a buffer is needed, and none of it is read
     else:
         count = min((start + T) // ratio, rows.shape[0])
-    inputs = {"q": q, "cos_table": cos, "sin_table": sin, "window": window, "rows": rows, "sink": sink, "start": start,
-              "window_rows": window.shape[0], "count": count, "ratio": ratio, "eps": eps}
+    where = {"window": window, "rows": rows, "start": start, "window_rows": window.shape[0]}
+    return _launch(q, cos, sin, where, count, ratio, chosen, sink, width, min(width, start + T), eps)
+
+
+def step_metal(q, cos, sin, windows, positions, rows, most, chosen, ratio, sink, eps):
+    (B, width, row), H = windows.shape, sink.shape[0]
+    if not _has_kernel(q.shape[1] // H, 2 * cos.shape[1]):
+        return step_reference(q, cos, sin, windows, positions, rows, most, chosen, ratio, sink, eps)
+    window = windows.reshape(B * width, row)
+    paged = rows or Paged(window, positions[:, None], 1)  # buffers are needed, and nothing of them is read
+    where = {"window": window, "rows": paged.rows, "pages": paged.pages, "held": paged.pages.shape[1],
+             "positions": positions, "window_rows": B * width}
+    return _launch(q, cos, sin, where, most, ratio or 1, chosen, sink, width, width, eps, paged.page_rows)
+
+
+def _has_kernel(D: int, R: int) -> bool:
+    """Channels are dealt out by whole blocks of codes: so has every published model."""
+    return D % PART == 0 and R % PART == 0 and D <= WIDEST
+
+
+def _launch(q: mx.array, cos: mx.array, sin: mx.array, where: dict[str, Input], count: int, ratio: int,
+            chosen: mx.array | None, sink: mx.array, width: int, near: int, eps: float,
+            page_rows: int = 0) -> mx.array:
+    """`where` has the inputs that tell where rows lie; a step's with pages. near, count: most keys of each kind."""
+    T, H = q.shape[0], sink.shape[0]
+    D, R = q.shape[1] // H, 2 * cos.shape[1]
+    inputs = {"q": q, "cos_table": cos, "sin_table": sin, **where, "sink": sink, "count": count, "ratio": ratio,
+              "eps": eps}
     if chosen is not None:
         count = min(count, chosen.shape[1])
         inputs |= {"chosen": chosen, "picks": chosen.shape[1]}
-    halves = T > DECODE_TOKENS and not exact()
+    halves = T > DECODE_TOKENS and not page_rows and not exact()
     groups = -(-H // (16 if halves else 8))
-    slices = _slices(min(width, start + T) + count, T * groups)
+    slices = _slices(near + count, T * groups)
     sizes = [("H", H), ("D", D), ("R", R)]
     tiles = [("TILE", mx.float16), ("HEAD_TILES", 2)] if halves else [("TILE", mx.float32), ("HEAD_TILES", 1)]
-    sums, limits = kernel("attend", "attend", tuple(inputs), ("o", "limits"), (("CHOSEN", int(chosen is not None)),))(
+    macros = ("CHOSEN", int(chosen is not None)), ("STEP", int(page_rows > 0))
+    sums, limits = kernel("attend", "attend", tuple(inputs), ("o", "limits"), macros)(
         list(inputs.values()), [((T, H, slices, D), mx.float32), ((T, H, slices, 2), mx.float32)],
-        (groups, T, slices), (D // PART * 32, 1, 1), [*sizes, ("WIDTH", width), *tiles])
+        (groups, T, slices), (D // PART * 32, 1, 1),
+        [*sizes, ("WIDTH", width), *([("PAGE_ROWS", page_rows)] if page_rows else []), *tiles])
     if slices == 1:
         return sums.reshape(T, H * D)
     (o,) = kernel("attend", "combine", ("sums", "limits", "cos_table", "sin_table", "slices"), ("o",))(

@@ -6,7 +6,7 @@ halves ([:w]) of the group before with the own halves ([w:]) of its own group.
 import mlx.core as mx
 
 from ds4mlx.ops.dispatch import pick
-from ds4mlx.ops.kernel import kernel
+from ds4mlx.ops.kernel import Template, kernel
 from ds4mlx.ops.kv_round import Packing, pack, pack_bytes
 from ds4mlx.ops.rope_tail import reference as rope_reference
 
@@ -50,7 +50,7 @@ def compress_token(k: mx.array, s: mx.array, frontiers: mx.array, ape: mx.array,
     if frontiers.shape != (B, m * ratio, 2, columns) or cos.shape[0] != B or positions.shape != (B,):
         raise ValueError(f"compress_token: frontiers {frontiers.shape}, tables {cos.shape}, positions "
                          f"{positions.shape} for k {k.shape}, needed {(B, m * ratio, 2, columns)} and {B} of the others")
-    return pick(token_reference)(k, s, frontiers, ape, norm, cos, sin, positions, packing, eps)
+    return pick(token_reference, metal=token_metal)(k, s, frontiers, ape, norm, cos, sin, positions, packing, eps)
 
 
 def token_reference(k, s, frontiers, ape, norm, cos, sin, positions, packing, eps):
@@ -88,24 +88,47 @@ def step_reference(k, s, frontier, ape, norm, cos, sin, start, before, packing, 
 def step_metal(k, s, frontier, ape, norm, cos, sin, start, before, packing, eps):
     (T, columns), (ratio, _), groups = k.shape, ape.shape, cos.shape[0]
     w, R = norm.shape[0], 2 * cos.shape[1]
-    if w % 128 or w > 4096 or R % 4 or (w - R) % 64 or (packing == "fp4" and w != 128):
-        return step_reference(k, s, frontier, ape, norm, cos, sin, start, before, packing, eps)    # no released model
+    if not _has_kernel(w, R, packing):
+        return step_reference(k, s, frontier, ape, norm, cos, sin, start, before, packing, eps)
     overlap = columns == 2 * w
     done = before + groups * ratio
     left = frontier.shape[0] + T - done + (ratio if overlap and done else 0)
-    parts = max(1, min(ratio // 8, PARTS_CHANNELS // w))
-    threads = w // 4 * parts
-    row = (pack_bytes(w, R, packing), mx.uint8) if packing else (w, mx.float32)
+    row, sizes, threads = _sizes(ratio, columns, w, R, packing)
     launch = kernel("compress", "step", ("k", "s", "frontier", "ape", "norm", "cos", "sin", "start", "tokens", "eps"),
                     ("next", "rows"))
     # No buffer is empty, for an empty one has no address; of an output that is only there for that, nothing is kept.
     some = [a if a.size else mx.zeros(8) for a in (frontier, cos, sin)]
     after, rows = launch([k, s, some[0], ape, norm, *some[1:], start, T, eps],
                          [((max(left, 1), 2, columns), mx.float32), ((max(groups, 1), row[0]), row[1])],
-                         (groups + -(-left * columns // (4 * threads)), 1, 1), (threads, 1, 1),
-                         [("RATIO", ratio), ("M", columns // w), ("W", w), ("R", R), ("PARTS", parts),
-                          ("FP4", packing == "fp4")])
+                         (groups + -(-left * columns // (4 * threads)), 1, 1), (threads, 1, 1), sizes)
     return after[:left], rows if groups else None
+
+
+def token_metal(k, s, frontiers, ape, norm, cos, sin, positions, packing, eps):
+    (B, columns), ratio, w, R = k.shape, ape.shape[0], norm.shape[0], 2 * cos.shape[1]
+    if not _has_kernel(w, R, packing):
+        return token_reference(k, s, frontiers, ape, norm, cos, sin, positions, packing, eps)
+    row, sizes, threads = _sizes(ratio, columns, w, R, packing)
+    launch = kernel("compress", "token", ("k", "s", "frontiers", "ape", "norm", "cos", "sin", "positions", "eps"),
+                    ("next", "rows"))
+    return tuple(launch([k, s, frontiers, ape, norm, cos, sin, positions, eps],
+                        [(frontiers.shape, mx.float32), ((B, row[0]), row[1])],
+                        (1 + -(-frontiers.shape[1] * columns // (4 * threads)), B, 1), (threads, 1, 1),
+                        [*sizes, ("ROW", row[0])]))
+
+
+def _has_kernel(w: int, R: int, packing: Packing | None) -> bool:
+    """So has every released model."""
+    return w % 128 == 0 and w <= 4096 and R % 4 == 0 and (w - R) % 64 == 0 and (packing != "fp4" or w == 128)
+
+
+def _sizes(ratio: int, columns: int, w: int, R: int, packing: Packing | None) -> tuple[tuple[int, mx.Dtype], Template,
+                                                                                       int]:
+    """What a row is made of, the sizes that both kernels are compiled for, and threads of a threadgroup."""
+    parts = max(1, min(ratio // 8, PARTS_CHANNELS // w))
+    row = (pack_bytes(w, R, packing), mx.uint8) if packing else (w, mx.float32)
+    return row, [("RATIO", ratio), ("M", columns // w), ("W", w), ("R", R), ("PARTS", parts),
+                 ("FP4", packing == "fp4")], w // 4 * parts
 
 
 def _slots(a: mx.array, before: int, ratio: int, overlap: bool, empty: float) -> mx.array:

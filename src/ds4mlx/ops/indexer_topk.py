@@ -7,7 +7,7 @@ import mlx.core as mx
 
 from ds4mlx.ops import kv_round, native
 from ds4mlx.ops.dispatch import exact, pick
-from ds4mlx.ops.kernel import kernel
+from ds4mlx.ops.kernel import Input, kernel
 from ds4mlx.ops.paged import Paged
 from ds4mlx.ops.ranking import ranks
 from ds4mlx.ops.rope_tail import reference as rope_reference
@@ -51,7 +51,7 @@ def index_scores_step(q: mx.array, weight: mx.array, rows: Paged, most: int, sca
     if rows.pages.shape[0] != q.shape[0] or not 0 < most <= rows.most:
         raise ValueError(f"index_scores_step: {most} rows of {q.shape[0]} sequences, page tables {rows.pages.shape} of "
                          f"{rows.page_rows} rows a page")
-    return pick(scores_step_reference, native=scores_step_cpu)(q, weight, rows, most, scale)
+    return pick(scores_step_reference, metal=scores_step_metal, native=scores_step_cpu)(q, weight, rows, most, scale)
 
 
 def select_rows(scores: mx.array, positions: mx.array, ratio: int, k: int) -> mx.array:
@@ -131,18 +131,44 @@ def queries_metal(q, cos, sin, packed):
 
 
 def scores_metal(q, weight, rows, scale):
-    (T, H, _), C, packed = q.shape, rows.shape[0], rows.dtype == mx.uint8
-    W = rows.shape[1] * 32 // 17 if packed else rows.shape[1]
-    # Halves hold FP4 vectors exactly; floats they would round, and then other rows could win.
-    number, columns = (mx.float16, 2) if packed and not exact() else (mx.float32, 1)
-    if T * C == 0 or W % (64 if packed else 8) or TILE * (W * number.size + 16) > TILE_BYTES:
+    (T, H, _), C = q.shape, rows.shape[0]
+    if T * C == 0 or not _has_kernel(rows):
         return scores_reference(q, weight, rows, scale)
     queries = T if T <= 8 else QUERIES
-    (scores,) = kernel("indexer_topk", "scores", ("q", "weight", "rows", "scale", "tokens", "count", "queries"),
-                       ("scores",))(
-        [q, weight, rows, float(scale), T, C, queries], [((T, C), mx.float32)],
-        (-(-C // (TILE * columns)), -(-T // queries), 1), (128, 1, 1),
-        [("H", H), ("W", W), ("COLUMNS", columns), ("Number", number)])
+    return _launch_scores({"q": q, "weight": weight, "rows": rows, "scale": float(scale), "tokens": T, "count": C,
+                           "queries": queries})
+
+
+def scores_step_metal(q, weight, rows, most, scale):
+    if not _has_kernel(rows.rows) or rows.page_rows % TILE:
+        return scores_step_reference(q, weight, rows, most, scale)
+    return _launch_scores({"q": q, "weight": weight, "rows": rows.rows, "scale": float(scale), "tokens": q.shape[0],
+                           "count": most, "queries": 1, "pages": rows.pages, "held": rows.pages.shape[1],
+                           "page_rows": rows.page_rows})
+
+
+def _has_kernel(rows: mx.array) -> bool:
+    W, number, _ = _form(rows)
+    return W % (64 if rows.dtype == mx.uint8 else 8) == 0 and TILE * (W * number.size + 16) <= TILE_BYTES
+
+
+def _form(rows: mx.array) -> tuple[int, mx.Dtype, int]:
+    """Channels of the rows, the numbers that tiles hold of them, and tiles of rows that a threadgroup takes.
+
+    Halves hold FP4 vectors exactly; floats they would round, and then other rows could win.
+    """
+    packed = rows.dtype == mx.uint8
+    W = rows.shape[1] * 32 // 17 if packed else rows.shape[1]
+    return (W, mx.float16, 2) if packed and not exact() else (W, mx.float32, 1)
+
+
+def _launch_scores(inputs: dict[str, Input]) -> mx.array:
+    W, number, columns = _form(inputs["rows"])
+    T, C, queries = inputs["tokens"], inputs["count"], inputs["queries"]
+    launch = kernel("indexer_topk", "scores", tuple(inputs), ("scores",), (("PAGED", int("pages" in inputs)),))
+    (scores,) = launch(list(inputs.values()), [((T, C), mx.float32)],
+                       (-(-C // (TILE * columns)), -(-T // queries), 1), (128, 1, 1),
+                       [("H", inputs["q"].shape[1]), ("W", W), ("COLUMNS", columns), ("Number", number)])
     return scores
 
 
