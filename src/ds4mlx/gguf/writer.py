@@ -35,10 +35,7 @@ def write_gguf(path: str | os.PathLike[str], metadata: Metadata, tensors: Iterab
     tensors = list(tensors)
     alignment = int(metadata.get("general.alignment", DEFAULT_ALIGNMENT))
     places, end = _place(tensors, alignment)
-    header = b"".join([MAGIC, pack("<IQQ", VERSION, len(tensors), len(metadata)),
-                       *(_text(key) + _value(key, value) for key, value in metadata.items()),
-                       *(_entry(tensor, place.offset) for tensor, place in zip(tensors, places))])
-    header += bytes(-len(header) % alignment)
+    header = _header(metadata, tensors, places, alignment)
     descriptor, partial = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent)
     try:
         with open(descriptor, "wb") as file:
@@ -55,6 +52,30 @@ def write_gguf(path: str | os.PathLike[str], metadata: Metadata, tensors: Iterab
     except BaseException:
         os.unlink(partial)
         raise
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A file that is yet to be filled in."""
+    header: bytes
+    offsets: tuple[int, ...]    # of the tensors, from the start of the file
+    nbytes: int                 # of the whole file
+
+
+def layout(metadata: Metadata, tensors: Iterable[tuple[str, str, tuple[int, ...]]]) -> Layout:
+    """Where everything goes in the file that `write_gguf` would write for tensors of (name, kind, row-major shape)."""
+    entries: list[Tensor] = [(*tensor, None) for tensor in tensors]
+    alignment = int(metadata.get("general.alignment", DEFAULT_ALIGNMENT))
+    places, end = _place(entries, alignment)
+    header = _header(metadata, entries, places, alignment)
+    return Layout(header, tuple(len(header) + place.offset for place in places), len(header) + end)
+
+
+def _header(metadata: Metadata, tensors: Sequence[Tensor], places: "Sequence[_Place]", alignment: int) -> bytes:
+    header = b"".join([MAGIC, pack("<IQQ", VERSION, len(tensors), len(metadata)),
+                       *(_text(key) + _value(key, value) for key, value in metadata.items()),
+                       *(_entry(tensor, place.offset) for tensor, place in zip(tensors, places))])
+    return header + bytes(-len(header) % alignment)
 
 
 @dataclass(frozen=True, slots=True)

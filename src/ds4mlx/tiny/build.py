@@ -24,6 +24,7 @@ from ds4mlx.models.deepseek_v4.config import Config
 from ds4mlx.models.deepseek_v4.names import Expected, expected_tensors
 from ds4mlx.text.segments import EOS, THINK_CLOSE, THINK_OPEN
 from ds4mlx.text.tokenizer import Tokenizer
+from ds4mlx.text.vocabulary import gguf_keys
 from ds4mlx.tiny import circuit
 
 NAME = "ds4mlx tiny"
@@ -61,7 +62,7 @@ def build(path: Path) -> Path:
     weights = Weights(config, Tokenizer.from_json(vocabulary))
     tensors = [(name, kind := _kind(name, need), need.shape, weights.maker(name, kind, need.shape))
                for name, need in expected_tensors(config).items()]
-    write_gguf(path, config.to_gguf() | _tokenizer_keys(vocabulary) | {
+    write_gguf(path, config.to_gguf() | gguf_keys(vocabulary, config.vocab_size) | {
         "general.name": NAME, "ds4mlx.checkpoint": CHECKPOINT}, tensors)
     return path
 
@@ -72,19 +73,6 @@ def _source(name: str) -> bytes:
 
 def _json(name: str) -> dict[str, object]:
     return json.loads(_source(name))
-
-
-def _tokenizer_keys(vocabulary: dict[str, object]) -> dict[str, str | int | bool | list[str] | list[int]]:
-    base, added = vocabulary["model"]["vocab"], vocabulary["added_tokens"]
-    ids = base | {entry["content"]: entry["id"] for entry in added}
-    tokens = sorted(ids, key=ids.__getitem__)
-    merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in vocabulary["model"]["merges"]]
-    return {
-        "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "joyai-llm", "tokenizer.ggml.tokens": tokens,
-        "tokenizer.ggml.token_type": [1 if token in base else 3 for token in tokens],  # normal, control
-        "tokenizer.ggml.merges": merges, "tokenizer.ggml.bos_token_id": added[0]["id"],
-        "tokenizer.ggml.eos_token_id": added[1]["id"], "tokenizer.ggml.add_bos_token": False,
-        "tokenizer.ggml.add_eos_token": False}
 
 
 def _kind(name: str, need: Expected) -> str:
