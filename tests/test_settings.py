@@ -1,5 +1,6 @@
 """Settings: flags over environment over file over default, and an error that names what is wrong."""
 from pathlib import Path
+from typing import Literal, get_args, get_origin
 
 import pytest
 
@@ -40,6 +41,30 @@ def test_the_environment_may_name_the_file(toml):
     ("lock", "off", False), ("sse_keepalive_seconds", "0", 0.0), ("seed", str(2**64 - 1), 2**64 - 1)])
 def test_each_kind_of_setting_is_read_from_text(name, text, value):
     assert getattr(Settings.load("serve", {}, {f"DS4MLX_{name.upper()}": text}), name) == value
+
+
+def other_text(name):
+    """A value that is not the default of a setting, as one writes it."""
+    kind, default = Settings.__annotations__[name], getattr(Settings(), name)
+    if isinstance(default, bool):
+        return "off" if default else "on"
+    if choices := [choice for part in (kind, *get_args(kind)) if get_origin(part) is Literal
+                   for choice in get_args(part)]:
+        return next(choice for choice in choices if choice != default)
+    if name in BOUNDS:
+        return str(256 if name in ("prefill_chunk", "mixed_prefill_quantum") else
+                   next(bound for bound in map(int, BOUNDS[name][::-1]) if bound != default))
+    return "some-text"
+
+
+@pytest.mark.parametrize("name", Settings.__slots__)
+def test_every_setting_is_the_same_from_flag_environment_and_file(toml, name):
+    text, several = other_text(name), isinstance(getattr(Settings(), name), tuple)
+    written = {"on": "true", "off": "false"}.get(text, text if name in BOUNDS else f"'{text}'")
+    file = {"config": toml(f"{name.replace('_', '-')} = {[text] if several else written}")}
+    loaded = [Settings.load("serve", flags, environment) for flags, environment in (
+        ({name: [text] if several else text}, {}), ({}, {f"DS4MLX_{name.upper()}": text}), (file, {}))]
+    assert loaded[0] != Settings() and loaded == [loaded[0]] * 3
 
 
 @pytest.mark.parametrize("name, text, needed", [

@@ -1,4 +1,4 @@
-"""Two hundred streams at once, half of them cut at some moment: the rest are right, and nothing is left behind."""
+"""Many requests at once, cut at some moment or refused: the rest are answered right, and nothing is left behind."""
 import asyncio
 import gc
 import json
@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 
+from ds4mlx.engine.stub import Gate
 from ds4mlx.service.turn import Answer
 
 STREAMS = 200
@@ -20,10 +21,15 @@ def request(number):
             b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(body)) + body
 
 
-def read(address, number, cut_after, results):
+def address(server):
+    host, port = server.url.removeprefix("http://").split(":")
+    return host, int(port)
+
+
+def read(where, number, cut_after, results):
     """Read a stream to its end, or leave it after so many bytes."""
     data = b""
-    with socket.create_connection(address, timeout=60) as connection:
+    with socket.create_connection(where, timeout=60) as connection:
         connection.sendall(request(number))
         while cut_after is None or len(data) < cut_after:
             piece = connection.recv(4096)
@@ -52,17 +58,42 @@ async def _tasks():
 
 def test_half_of_200_streams_are_cut_and_the_rest_are_right(serve):
     server, results = serve("An answer of some length, the same for all."), {}
-    host, port = server.url.removeprefix("http://").split(":")
-    read((host, int(port)), 0, None, results)
+    read(address(server), 0, None, results)
     before, draw = left_behind(server), random.Random(7)
     cuts = [draw.randrange(1, 4000) if n % 2 else None for n in range(STREAMS)]
-    threads = [threading.Thread(target=read, args=((host, int(port)), n, cut, results)) for n, cut in enumerate(cuts)]
+    threads = [threading.Thread(target=read, args=(address(server), n, cut, results)) for n, cut in enumerate(cuts)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(120)
     whole = {text(results[n]) for n, cut in enumerate(cuts) if cut is None}
     assert len(results) == STREAMS and whole == {"An answer of some length, the same for all."}
+    nothing_is_left(server, before)
+
+
+def test_of_a_thousand_requests_ten_wait_and_the_rest_are_told_when_to_come_again(serve):
+    server, gate = serve("An answer.", settings={"max_queue": 10}), Gate()
+    read(address(server), 0, None, {})
+    before, server.stub.before_prefill = left_behind(server), gate
+    asked = [socket.create_connection(address(server), timeout=60) for _ in range(11)]
+    for number, connection in enumerate(asked):
+        connection.sendall(request(number))
+        assert connection.recv(12) == b"HTTP/1.1 200"
+    results = {}
+    for number in range(989):
+        read(address(server), number, None, results)
+    assert all(b" 429 " in told and b"retry-after: 5" in told for told in results.values())
+    gate.opened.set()
+    assert all(ends_whole(connection) for connection in asked)
+    nothing_is_left(server, before)
+
+
+def ends_whole(connection):
+    with connection, connection.makefile("rb") as stream:
+        return text(stream.read()) == "An answer."
+
+
+def nothing_is_left(server, before):
     deadline = time.monotonic() + 20
     while (left := left_behind(server)) > before and time.monotonic() < deadline:
         time.sleep(0.05)
