@@ -1,9 +1,9 @@
 """When to save, which checkpoint to try first and which to delete: the trouble that users report, as cases."""
 import pytest
 
-from ds4mlx.sessions.policy import (HOUR_S, Boundary, Directory, Entry, ReloadGuard, SaveRules, Stray, candidate_rank,
-                                    crosses, forks, prefill_boundaries, quarantine_excess, recent_hits, score, victims,
-                                    waypoints, why_not_save)
+from ds4mlx.sessions.policy import (
+    HOUR_S, MOST_LINEAGES, Boundary, Directory, Entry, ReloadGuard, SaveRules, Stray, candidate_rank, crosses, forks,
+    prefill_boundaries, quarantine_excess, recent_hits, score, victims, waypoints, why_not_save)
 
 NOW = 2e9
 MB = 1 << 20
@@ -248,25 +248,52 @@ def test_quarantine_keeps_eight_files_and_a_gibibyte():
     assert quarantine_excess([Stray("new", 600 * MB, 2), Stray("old", 600 * MB, 1)]) == ["old"]
 
 
+A, B = b"one prompt", b"another one"
+
+
 def test_a_file_restored_twice_without_progress_is_left_alone_for_ten_minutes():
     guard = ReloadGuard()
-    guard.restored(0, "x", 900, NOW)
-    assert guard.blocked(0, NOW) == {}
-    guard.restored(0, "x", 900, NOW + 1)
-    assert guard.blocked(0, NOW + 2).keys() == {"x"} and guard.blocked(1, NOW + 2) == {}
-    assert guard.blocked(0, NOW + 602) == guard.blocked(0, NOW - 1e6) == {}
+    guard.restored(0, A, "x", 900, NOW)
+    assert guard.blocked(A, NOW) == {}
+    guard.restored(0, A, "x", 900, NOW + 1)
+    assert guard.blocked(A, NOW + 2).keys() == {"x"} and guard.blocked(B, NOW + 2) == {}
+    assert guard.blocked(A, NOW + 602) == guard.blocked(A, NOW - 1e6) == {}
 
 
-def test_a_file_restored_again_after_the_slot_went_on_is_no_loop():
+def test_a_loop_is_one_in_whichever_slot_it_turns():
     guard = ReloadGuard()
-    guard.restored(0, "x", 900, NOW)
+    guard.restored(0, A, "x", 900, NOW)
+    guard.restored(1, A, "x", 900, NOW + 1)
+    assert guard.blocked(A, NOW + 2).keys() == {"x"}
+
+
+def test_a_file_restored_again_after_its_slot_went_on_is_no_loop():
+    guard = ReloadGuard()
+    guard.restored(0, A, "x", 900, NOW)
     guard.continued(0)
-    guard.restored(0, "x", 900, NOW + 1)
-    assert guard.blocked(0, NOW + 2) == {}
+    guard.restored(0, A, "x", 900, NOW + 1)
+    assert guard.blocked(A, NOW + 2) == {}
 
 
-def test_a_file_that_cannot_be_read_is_left_alone_by_all_for_ten_minutes():
+def test_what_another_slot_does_is_no_progress():
+    guard = ReloadGuard()
+    guard.restored(0, A, "x", 900, NOW)
+    guard.continued(1)
+    guard.restored(0, A, "x", 900, NOW + 1)
+    assert guard.blocked(A, NOW + 2).keys() == {"x"}
+
+
+def test_a_file_that_failed_is_left_alone_by_all():
     guard = ReloadGuard()
     guard.failed("x", "the disk is broken", NOW)
-    assert guard.blocked(0, NOW + 599) == guard.blocked(1, NOW) == {"x": "the disk is broken"}
-    assert guard.blocked(0, NOW + 601) == {}
+    assert guard.blocked(A, NOW + 599) == guard.blocked(B, NOW) == {"x": "the disk is broken"}
+    assert guard.blocked(A, NOW + 601) == {}
+
+
+def test_prompts_of_long_ago_are_forgotten():
+    guard = ReloadGuard()
+    for number in range(MOST_LINEAGES + 1):
+        guard.restored(0, b"%d" % number, "x", 900, NOW)
+    guard.restored(0, b"0", "x", 900, NOW)
+    guard.restored(0, b"%d" % MOST_LINEAGES, "x", 900, NOW)
+    assert guard.blocked(b"0", NOW) == {} and guard.blocked(b"%d" % MOST_LINEAGES, NOW)

@@ -85,8 +85,8 @@ def test_a_state_that_is_covered_by_disk_is_not_worth_an_export(store):
 
 def test_a_hit_is_counted_in_the_file_and_deletes_nothing(store, tmp_path):
     save(store, tokens := history(40_000, seed=3), "evict")  # deeper than cold saves go
-    for slot in range(3):
-        assert same_state(load(store, tokens, slot), tokens)
+    for turn in (b"1", b"2", b"3"):
+        assert same_state(load(store, tokens, more=turn), tokens)
     fresh = open_store(tmp_path / "cache")
     (record,) = fresh._index.heads.values()
     assert record.head.hits == 3 and record.head.last_used >= record.head.created
@@ -98,7 +98,7 @@ def test_a_file_restored_again_and_again_is_left_alone(store):
     assert load(store, tokens) and load(store, tokens)
     found = store.find(key_of(tokens))
     assert found.candidates == () and "without progress" in found.rejected[0][1]
-    assert load(store, tokens, slot=1)
+    assert load(store, tokens, slot=1) is None and load(store, tokens, more=b"And then?")
 
 
 def test_a_slot_that_went_on_may_restore_its_file_again(store):

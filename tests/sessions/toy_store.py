@@ -58,10 +58,10 @@ def save(store, tokens, reason="cold", **changes):
     return store.stats().saved - before
 
 
-def load(store, tokens, slot=0):
-    """The best candidate's state for a prompt with these tokens, None without one."""
-    key = key_of(tokens)
-    found = store.find(key, slot).candidates
+def load(store, tokens, slot=0, more=b""):
+    """The best candidate's state for a prompt with these tokens and more behind them, None without one."""
+    key = key_of(tokens) + more
+    found = store.find(key).candidates
     return store.load(found[0], key, slot) if found else None
 
 

@@ -166,7 +166,7 @@ class Slot:
         """States on disk that the prompt may go on from; (file, why) of those that it may not."""
         if self._store is None:
             return [], ()
-        found = self._store.find(key, self.number)
+        found = self._store.find(key)
         return [(Stored(c.name, c.tokens, c.text_bytes), c) for c in found.candidates], found.rejected
 
     def _alike(self, wish: Wish) -> Pieces[dict[str, bytes]]:

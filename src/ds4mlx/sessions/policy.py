@@ -13,6 +13,7 @@ GAIN = 512                # a save has to cover this many more tokens than the l
 ANCHOR_LEAD = 4096        # the aligned tail is worth a file of its own when it is this far behind the anchor
 QUARANTINE_FILES, QUARANTINE_BYTES = 8, 1 << 30
 RELOAD_PAUSE_S = 600.0
+MOST_LINEAGES = 1000      # whose last restores are remembered
 SMALLEST = 128            # at multiples of it no compressor holds a part of a group: a state is smallest there
 WEIGHT: Mapping[Reason, float] = {"cold": 4, "agent-system": 4, "evict": 2, "shutdown": 2, "agent-session": 2}
 LASTING: Collection[Reason] = ("cold", "agent-system")  # prefixes that many conversations share, used for weeks
@@ -266,28 +267,38 @@ def quarantine_excess(files: Sequence[Stray]) -> list[str]:
 
 
 class ReloadGuard:
-    """Files that are left alone for ten minutes: one slot restored them twice and got no further, or they failed."""
+    """Files that are left alone for ten minutes: one prompt restored them twice and got no further, or they failed.
+
+    A lineage is what identifies a prompt. A conversation that comes back with a longer one has got further, whichever
+    slot it had: with more conversations than slots, each may restore one file for several turns until it is worth a
+    save.
+    """
 
     def __init__(self) -> None:
-        self._last: dict[int, tuple[str, int]] = {}     # slot -> file and frontier restored last
-        self._blocked: dict[tuple[int | None, str], tuple[float, str]] = {}  # (slot or all, file) -> until when, why
+        self._last: dict[bytes, tuple[str, int]] = {}   # lineage -> file and frontier restored last; the newest behind
+        self._held: dict[int, bytes] = {}               # slot -> lineage that it restored a file for
+        self._blocked: dict[tuple[bytes | None, str], tuple[float, str]] = {}  # (lineage or all, file) -> until, why
 
-    def restored(self, slot: int, name: str, frontier: int, now: float) -> None:
+    def restored(self, slot: int, lineage: bytes, name: str, frontier: int, now: float) -> None:
         """A second restore without `continued` in between is a loop."""
-        if self._last.get(slot) == (name, frontier):
-            self._blocked[slot, name] = now + RELOAD_PAUSE_S, "it was restored again without progress"
-        self._last[slot] = name, frontier
+        if self._last.pop(lineage, None) == (name, frontier):
+            self._blocked[lineage, name] = now + RELOAD_PAUSE_S, "it was restored again without progress"
+        self._last[lineage] = name, frontier
+        self._held[slot] = lineage
+        if len(self._last) > MOST_LINEAGES:
+            del self._last[next(iter(self._last))]
 
     def continued(self, slot: int) -> None:
         """The slot went on from its state in memory."""
-        self._last.pop(slot, None)
+        if (lineage := self._held.pop(slot, None)) is not None:
+            self._last.pop(lineage, None)
 
     def failed(self, name: str, why: str, now: float) -> None:
-        """A file that is left in place could not be read, by any slot."""
+        """A file that is left in place could not be read, by anyone."""
         self._blocked[None, name] = now + RELOAD_PAUSE_S, why
 
-    def blocked(self, slot: int, now: float) -> dict[str, str]:
-        """File -> why a slot leaves it alone."""
+    def blocked(self, lineage: bytes, now: float) -> dict[str, str]:
+        """File -> why a prompt leaves it alone."""
         # A clock set back must not block for longer than the pause.
         self._blocked = {key: value for key, value in self._blocked.items() if now < value[0] <= now + RELOAD_PAUSE_S}
-        return {name: why for (owner, name), (_, why) in self._blocked.items() if owner in (slot, None)}
+        return {name: why for (owner, name), (_, why) in self._blocked.items() if owner in (lineage, None)}

@@ -3,6 +3,7 @@
 All of it may be called from any thread; saving happens on a thread of its own. While that works on the directory, whose
 disk may hang, everything else goes by what was there before.
 """
+import hashlib
 import logging
 import threading
 import time
@@ -135,14 +136,14 @@ class Store:
 
     # ---- reading
 
-    def find(self, key: bytes, slot: int = 0) -> Lookup:
+    def find(self, key: bytes) -> Lookup:
         """The checkpoints to try for a prompt with this key, best first."""
         known = self._look()
         if known is None:
             return Lookup()
         matches = known.matches(key)
         with self._notes:
-            blocked = self._guard.blocked(slot, time.time())
+            blocked = self._guard.blocked(_lineage(key), time.time())
         rejected = {m.record.name: m.record.unusable or blocked[m.record.name]
                     for m in matches if m.record.unusable or m.record.name in blocked}
         best: dict[str, Match] = {}
@@ -233,7 +234,7 @@ class Store:
             raise
         finally:
             self.release(candidate.name)
-        self._count_hit(candidate.name, restored, slot)
+        self._count_hit(candidate.name, restored, key, slot)
         log.info("kv cache hit text tokens=%d key=%s load=%.0f ms file=%s", candidate.tokens, candidate.name[:8],
                  1000 * (time.perf_counter() - started), candidate.name)
         return restored
@@ -286,11 +287,11 @@ class Store:
             if (found := self._directory.look(name)) is not None:
                 self._index.set_aside(found, why)
 
-    def _count_hit(self, name: str, restored: Restored, slot: int) -> None:
+    def _count_hit(self, name: str, restored: Restored, key: bytes, slot: int) -> None:
         now = int(time.time())
         with self._notes:
             self._hits += 1
-            self._guard.restored(slot, name, len(restored.tokens), now)
+            self._guard.restored(slot, _lineage(key), name, len(restored.tokens), now)
         if not self._mutex.acquire(blocking=False):   # a hit not counted in the file is no harm
             return
         try:
@@ -382,3 +383,8 @@ class Store:
                           self._rejected, writer.saved, writer.skipped, writer.failed, self._room.evicted,
                           writer.last.written_bytes if writer.last else 0, self._directory.written_bytes,
                           writer.paused)
+
+
+def _lineage(key: bytes) -> bytes:
+    """What a prompt with this key is known by."""
+    return hashlib.sha1(key, usedforsecurity=False).digest()
