@@ -53,6 +53,8 @@ class Reused:
     source: str
     live: int               # of the live state before it
     common: int             # that live state and prompt begin with
+    slot: int
+    donor: int | None       # the slot that the reused tokens are shared with
     because: str
     file: str               # of a state that came from disk
     rejected: tuple[tuple[str, str], ...]
@@ -162,6 +164,7 @@ def _reused(number: int, told: dict[str, Record]) -> Reused:
         prompt=_int(cache, "effective_prompt_tokens") or _int(asked, "prompt_tokens"),
         reused=_int(cache, "cached_tokens"), source=_str(cache, "cache_source"),
         live=_int(cache, "live_tokens_before"), common=_int(cache, "live_prompt_common"),
+        slot=_int(cache, "slot"), donor=_int(cache, "donor") if cache.get("donor") is not None else None,
         because=_str(cache, "because"), file=_str(cache, "disk_cache_file"),
         rejected=tuple((printable(file), printable(str(why))) for file, why in _dict(cache, "rejected").items()),
         rendered_anew=_int(replay, "canonical"), unknown_ids=_int(replay, "missing_ids"), finish=_str(end, "finish"),
@@ -203,6 +206,7 @@ def words(request: Reused) -> str:
         return f"it never began ({request.finish or 'no end is recorded'})."
     if request.reused:
         how = f"a state on disk was read, {request.file}" if request.source == "disk-text" else \
+            f"slot {request.slot} shares them with slot {request.donor}" if request.donor is not None else \
             WENT_ON.get(request.source, request.source)
         said = [f"{request.reused:,} of {request.prompt:,} tokens were there: {how}"]
     else:

@@ -69,6 +69,7 @@ class Service:
         self.scheduler = Scheduler(open_engine, tokenizer, context=settings.ctx, slots=settings.batched_session,
                                    prefill_chunk=settings.prefill_chunk, quantum=settings.mixed_prefill_quantum,
                                    max_queue=settings.max_queue, power=settings.power, open_store=self._open_store)
+        self.scheduler.told = self._happened
         self._tool_memory = ToolMemory(0 if settings.disable_exact_dsml_tool_replay else settings.tool_memory_max_ids,
                                        read_calls=self._calls_of, on_disk=self._saved_block)
         self.metrics = Metrics()
@@ -133,6 +134,10 @@ class Service:
         began, name = time.time(), self.info.name
         return self.trace.request(self.tokenizer, prompt.replays,
                                   lambda: _asked(turn, prompt, max_tokens, began, name))
+
+    def _happened(self, event: str) -> None:
+        if self.trace is not None:
+            self.trace.happened(event)
 
     async def close(self, drain_seconds: float) -> None:
         """Refuse what waits, let the active answer end within the time, then stop the engine thread."""

@@ -6,6 +6,7 @@ the only place that does: logs have numbers.
 import json
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -33,6 +34,11 @@ class Trace:
         """The account of a new request. `asked` is called on the engine thread."""
         return RequestTrace(self._file, self._format, tokenizer, replays, asked)
 
+    def happened(self, event: str) -> None:
+        """What belongs to no request; in JSON lines, to request 0."""
+        written = TextAccount(0)(Happened(event)) if self._format == "text" else _as_json(0, Happened(event))
+        self._file.write(0, written, ends=True)
+
     def close(self) -> None:
         self._file.close()
 
@@ -45,12 +51,14 @@ class RequestTrace:
         self._file, self._tokenizer, self._replays = file, tokenizer, replays
         self._number = file.number()
         self._asked: Callable[[], Asked] | None = asked
-        self._written: Writing = TextAccount(self._number) if format == "text" else self._as_json
+        self._early: list[str] = []     # events before it was decided what the request goes on from
+        self._written: Writing = TextAccount(self._number) if format == "text" else partial(_as_json, self._number)
 
     def starts(self, start: Start) -> None:
         """Once more when the request begins again."""
         self._open()
         self._put(decided(start, self._replays, self._tokenizer))
+        self._tell_early()
 
     def sampled(self, token: int, piece: bytes, events: Iterable[Event]) -> None:
         """A token, and what the parser made of it."""
@@ -64,10 +72,14 @@ class RequestTrace:
                 self.happened("recovered: a tool block that cannot be read is given back as text")
 
     def happened(self, event: str) -> None:
-        self._put(Happened(event))
+        if self._asked is not None:
+            self._early.append(event)
+        else:
+            self._put(Happened(event))
 
     def finishes(self, end: Finish, said: Iterable[Event], timings: Timings) -> None:
         self._open()
+        self._tell_early()
         answer, usage = gather(said), end.usage
         computed = usage.prompt_tokens - usage.cached_tokens
         if end.reason == "cancelled":
@@ -83,13 +95,19 @@ class RequestTrace:
             asked, self._asked = self._asked, None
             self._put(asked())
 
+    def _tell_early(self) -> None:
+        events, self._early = self._early, []
+        for event in events:
+            self._put(Happened(event))
+
     def _put(self, record: Record, ends: bool = False) -> None:
         self._file.write(self._number, self._written(record), ends=ends)
 
-    def _as_json(self, record: Record) -> bytes:
-        fields = {"type": record.type, "request": self._number} | asdict(record)
-        # A lone surrogate becomes \udc80, which is how JSON spells it.
-        return (json.dumps(fields, ensure_ascii=False, default=_text) + "\n").encode("utf-8", "backslashreplace")
+
+def _as_json(number: int, record: Record) -> bytes:
+    fields = {"type": record.type, "request": number} | asdict(record)
+    # A lone surrogate becomes \udc80, which is how JSON spells it.
+    return (json.dumps(fields, ensure_ascii=False, default=_text) + "\n").encode("utf-8", "backslashreplace")
 
 
 def _text(raw: object) -> str:

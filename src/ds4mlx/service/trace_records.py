@@ -50,8 +50,14 @@ class Differing:
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """type "cache": what the request went on from. Lengths in tokens."""
+    """type "cache": what the request went on from. Lengths in tokens.
+
+    live_*: of the slot's own state, or of the state of slot `beside`, if that has more in common with the prompt.
+    donor: the slot that the cached tokens are shared with.
+    """
     slot: int
+    beside: int | None
+    donor: int | None
     effective_prompt_tokens: int
     live_tokens_before: int
     live_prompt_common: int
@@ -120,7 +126,7 @@ def decided(start: Start, replays: Replays, tokenizer: Tokenizer) -> Decided:
     told = start.explanation
     place = told.place and {"block": told.place.block, "byte": told.place.byte, "beside": told.place.beside}
     return Decided(
-        slot=start.slot, effective_prompt_tokens=start.total, live_tokens_before=told.live,
+        slot=start.slot, beside=told.beside, donor=start.donor, effective_prompt_tokens=start.total, live_tokens_before=told.live,
         live_prompt_common=told.common, memory_token_reusable=told.common == told.live > 0,
         memory_miss_reason=told.reason,
         tool_replay={"mem": replays.mem, "disk": replays.disk, "canonical": replays.canonical,

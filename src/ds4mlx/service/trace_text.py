@@ -76,7 +76,7 @@ class TextAccount:
 def _decision(record: Decided) -> str:
     replay = " ".join(f"{name}={count}" for name, count in record.tool_replay.items())
     lines = [
-        "--- cache decision ---", f"slot: {record.slot}",
+        "--- cache decision ---", f"slot: {record.slot}" + _other(record),
         f"live_tokens_before: {record.live_tokens_before}  live_prompt_common: {record.live_prompt_common}  "
         f"memory_token_reusable: {record.memory_token_reusable:d}",
         f"memory_miss_reason: {record.memory_miss_reason}", f"tool_replay: {replay}",
@@ -90,6 +90,12 @@ def _decision(record: Decided) -> str:
     if record.because:
         lines.append(f"because: {record.because}")
     return "\n".join([*lines, "", ""])
+
+
+def _other(record: Decided) -> str:
+    if record.donor is not None:
+        return f"  shares: slot {record.donor}"
+    return "" if record.beside is None else f"  compared_with: slot {record.beside}"
 
 
 def _row(row: Differing) -> str:
