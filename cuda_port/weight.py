@@ -10,3 +10,4 @@ class Weight:
     kind: str
     raw: "cp.ndarray"
     shape: tuple[int, ...]
+    arranged: bool = False  # rows as ops.arranged() leaves them, not as in the file

@@ -1,0 +1,142 @@
+// What one lane multiplies of a row of an expert: 16 bytes of arranged codes (64 weights of two bits, or 32 of four) with
+// activations in planes, in integers. The same activations serve many rows, so a lane keeps them in registers.
+#ifndef DS4_PIECES
+#define DS4_PIECES
+#include "blocks.cuh"
+
+template <int FORMAT>
+struct Size {
+    static const int weights = FORMAT == KIND_IQ2_XXS || FORMAT == KIND_Q2_K ? 64 : 32;  // of a piece
+    static const int block = FORMAT == KIND_MXFP4 ? 32 : 256;
+    static const int bytes = FORMAT == KIND_IQ2_XXS ? 66 : FORMAT == KIND_Q2_K ? 84 : FORMAT == KIND_Q4_K ? 144 : 17;
+    static const bool sums = FORMAT == KIND_Q2_K || FORMAT == KIND_Q4_K;  // formats with minima
+};
+
+// `scales`: f16 d, twice d, or a whole header, as the format has them.
+template <int FORMAT>
+struct Piece { Quad codes; u32 scales[4]; };
+
+template <int FORMAT, int WIDE>
+DEVICE void fetch_piece(Piece<FORMAT>& w, const u8* row, int p) {
+    w.codes = stream16(row + 16 * p);
+    const int blocks = WIDE / Size<FORMAT>::block;
+    if (FORMAT == KIND_IQ2_XXS) w.scales[0] = stream2(row + WIDE / 4 + 2 * (p / 4));
+    if (FORMAT == KIND_MXFP4) w.scales[0] = row[WIDE / 2 + p];
+    if (FORMAT == KIND_Q2_K) {
+        w.scales[0] = stream4(row + 64 * blocks + 4 * p);
+        w.scales[1] = stream4(row + 80 * blocks + 4 * (p / 4));
+    }
+    if (FORMAT == KIND_Q4_K) {
+        Quad header = stream16(row + 128 * blocks + 16 * (p / 8));
+#pragma unroll
+        for (int i = 0; i < 4; ++i) w.scales[i] = header.w[i];
+    }
+}
+
+// The activations of piece p, each plane's words in the order in which the codes come.
+template <int FORMAT>
+struct Inputs {
+    u32 high[Size<FORMAT>::weights / 4], low[Size<FORMAT>::weights / 4];
+    int sums[4];   // of 16, where there are minima
+    float scale;
+};
+
+// Word `word` of octet `octet` of run `run` of 64 activations.
+DEVICE u32 plane_word(const u8* plane, int run, int octet, int word) {
+    return *(const u32*)(plane + 64 * run + plane_offset(octet) + 4 * word);
+}
+
+template <int FORMAT>
+DEVICE void load_inputs(Inputs<FORMAT>& x, const u8* high, const u8* low, const float* scales, int p) {
+    const int words = Size<FORMAT>::weights / 4;
+    x.scale = scales[p * Size<FORMAT>::weights / 256];
+#pragma unroll
+    for (int i = 0; i < words; ++i) {
+        int run = p, octet = i / 2;                                     // IQ2_XXS: eight octets of one run
+        if (FORMAT == KIND_MXFP4) run = p / 2, octet += p % 2 * 4;
+        if (FORMAT == KIND_Q2_K)                                        // field i / 4 of half a block, 16 of its 32
+            run = p / 4 * 4 + p % 4 / 2 * 2 + i / 8, octet = i / 4 % 2 * 4 + p % 2 * 2 + i / 2 % 2;
+        if (FORMAT == KIND_Q4_K) run = p / 2, octet = i / 4 * 4 + p % 2 * 2 + i / 2 % 2;
+        x.high[i] = plane_word(high, run, octet, i % 2);
+        x.low[i] = plane_word(low, run, octet, i % 2);
+    }
+    if (Size<FORMAT>::sums)
+#pragma unroll
+        for (int f = 0; f < words / 4; ++f) {
+            int h = 0, l = 0;
+#pragma unroll
+            for (int i = 4 * f; i < 4 * f + 4; ++i)
+                h = dot4(x.high[i], 0x01010101, h), l = dot4(x.low[i], 0x01010101, l);
+            x.sums[f] = h * 256 + l;
+        }
+}
+
+// Sixteen values -12 .. 12, twice those of E2M1, by the four nibbles that `codes` begins with.
+DEVICE u32 e2m1_bytes(u32 codes) {
+    u32 which = codes & 0x7777, minus = __byte_perm(0xff00, 0, codes >> 3 & 0x1111);
+    return (__byte_perm(0x03020100, 0x0c080604, which) & ~minus) | (__byte_perm(0xfdfeff00, 0xf4f8fafc, which) & minus);
+}
+
+// q4_scale() of three words in registers.
+DEVICE void q4_words(const u32* s, int j, int* scale, int* least) {
+    int at = j % 4 * 8;
+    u32 low = s[0] >> at, mid = s[1] >> at, high = s[2] >> at;
+    *scale = j < 4 ? low & 63 : (high & 15) | (low >> 6 & 3) << 4;
+    *least = j < 4 ? mid & 63 : (high >> 4 & 15) | (mid >> 6 & 3) << 4;
+}
+
+// The dot product, without x.scale. tables: of IQ2_XXS.
+template <int FORMAT>
+DEVICE float product(const Piece<FORMAT>& w, const Inputs<FORMAT>& x, const Iq2Tables* tables) {
+    float y = 0;
+    if (FORMAT == KIND_IQ2_XXS) {
+        int lane = lane_id();
+#pragma unroll
+        for (int b = 0; b < 2; ++b) {
+            u32 rows = w.codes.w[2 * b], signs = w.codes.w[2 * b + 1];
+            int h = 0, l = 0;
+#pragma unroll
+            for (int o = 0; o < 4; ++o) {
+                u32 nibbles = tables->grid[(rows >> 8 * o & 255) * LANES + lane]
+                            | tables->signs[(signs >> 7 * o & 127) * LANES + lane];
+                u32 first = __byte_perm(IQ2_CODES, IQ2_MINUS, nibbles);
+                u32 second = __byte_perm(IQ2_CODES, IQ2_MINUS, nibbles >> 16);
+                int i = 2 * (4 * b + o);
+                h = dot4(second, x.high[i + 1], dot4(first, x.high[i], h));
+                l = dot4(second, x.low[i + 1], dot4(first, x.low[i], l));
+            }
+            y += (float)((h * 256 + l) * (int)(2 * (signs >> 28) + 1));
+        }
+        return y * (0.125f * half_bits(w.scales[0]));
+    }
+    if (FORMAT == KIND_MXFP4) {
+        int h = 0, l = 0;
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            u32 values = e2m1_bytes(w.codes.w[i / 2] >> i % 2 * 16);
+            h = dot4(values, x.high[i], h), l = dot4(values, x.low[i], l);
+        }
+        return 0.5f * e8m0(w.scales[0] & 255) * (h * 256 + l);
+    }
+    const int fields = FORMAT == KIND_Q2_K ? 4 : 2, bits = 8 / fields;
+    const u32 mask = FORMAT == KIND_Q2_K ? 0x03030303 : 0x0f0f0f0f;
+    float least = 0;
+#pragma unroll
+    for (int f = 0; f < fields; ++f) {
+        int h = 0, l = 0;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            u32 values = w.codes.w[i] >> bits * f & mask;
+            h = dot4(values, x.high[4 * f + i], h), l = dot4(values, x.low[4 * f + i], l);
+        }
+        int scale, minimum;
+        if (FORMAT == KIND_Q2_K) scale = w.scales[0] >> 8 * f & 15, minimum = w.scales[0] >> (8 * f + 4) & 15;
+        else q4_words(w.scales + 1, lane_id() % 8 / 2 * 2 + f, &scale, &minimum);
+        y += (float)(scale * (h * 256 + l));
+        least += (float)(minimum * x.sums[f]);
+    }
+    u32 both = FORMAT == KIND_Q2_K ? w.scales[1] : w.scales[0];
+    return half_bits(both) * y - half_bits(both >> 16) * least;
+}
+
+#endif

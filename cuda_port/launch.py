@@ -1,0 +1,71 @@
+"""Launches through the driver: arguments that are structures, and kernels that begin while the one before them ends.
+
+A kernel launched here may run before its predecessor in the stream has finished. It must wait (AWAIT_INPUTS in
+planes.cuh) before it reads or writes anything but weights; then all that the predecessor wrote is there.
+"""
+import ctypes
+from collections.abc import Sequence
+from functools import cache
+
+from ds4mlx.cuda_port.device import cupy as cp
+
+Argument = "cp.ndarray | ctypes.Structure | ctypes._SimpleCData | int | float | None"
+Size = tuple[int, ...]
+
+OVERLAP = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+HOPPER = 90  # the first compute capability, times ten, that can overlap
+
+
+class _Attribute(ctypes.Structure):
+    _fields_ = [("id", ctypes.c_int), ("pad", ctypes.c_char * 4), ("value", ctypes.c_int), ("rest", ctypes.c_char * 60)]
+
+
+class _Config(ctypes.Structure):
+    _fields_ = [("grid", ctypes.c_uint * 3), ("block", ctypes.c_uint * 3), ("shared_bytes", ctypes.c_uint),
+                ("stream", ctypes.c_void_p), ("attributes", ctypes.POINTER(_Attribute)), ("count", ctypes.c_uint)]
+
+
+def launch(kernel: "cp.RawKernel", grid: Size, block: Size, arguments: Sequence[Argument],
+           shared_bytes: int = 0) -> None:
+    """Run `kernel` on the current stream. Integers are passed as C int, floats as C float, None as a null pointer.
+
+    Raises RuntimeError with the driver's error number.
+    """
+    values = [_c_value(argument) for argument in arguments]
+    pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
+    function, stream = ctypes.c_void_p(kernel.kernel.ptr), ctypes.c_void_p(cp.cuda.get_current_stream().ptr)
+    grid, block = (*grid, 1, 1)[:3], (*block, 1, 1)[:3]
+    if cp.cuda.runtime.is_hip:
+        code = _library().hipModuleLaunchKernel(function, *grid, *block, shared_bytes, stream, pointers, None)
+    else:
+        attribute = _Attribute(id=OVERLAP, value=1)
+        config = _Config((ctypes.c_uint * 3)(*grid), (ctypes.c_uint * 3)(*block), shared_bytes, stream,
+                         ctypes.pointer(attribute), int(_can_overlap()))
+        code = _library().cuLaunchKernelEx(ctypes.byref(config), function, pointers, None)
+    if code:
+        raise RuntimeError(f"launching {kernel.name} over {grid} blocks of {block} threads with {shared_bytes} bytes of "
+                           f"shared memory failed with driver error {code}")
+
+
+def _c_value(argument: Argument) -> "ctypes.Structure | ctypes._SimpleCData":
+    if argument is None or isinstance(argument, cp.ndarray):
+        return ctypes.c_void_p(0 if argument is None else argument.data.ptr)
+    if isinstance(argument, float):
+        return ctypes.c_float(argument)
+    return ctypes.c_int(argument) if isinstance(argument, int) else argument
+
+
+@cache
+def _library() -> ctypes.CDLL:
+    return ctypes.CDLL("libamdhip64.so" if cp.cuda.runtime.is_hip else "libcuda.so.1")
+
+
+@cache
+def _can_overlap() -> bool:
+    return int(cp.cuda.Device().compute_capability) >= HOPPER
+
+
+@cache
+def processors() -> int:
+    """Multiprocessors of the current device."""
+    return cp.cuda.Device().attributes["MultiProcessorCount"]

@@ -1,0 +1,126 @@
+"""y = x W^T over matrices in their GGUF blocks: for a few vectors straight from the blocks, for many by the vendor's GEMM."""
+import ctypes
+
+import numpy as np
+
+from ds4mlx.cuda_port.build import Defines, kernel
+from ds4mlx.cuda_port.device import cupy as cp
+from ds4mlx.cuda_port.launch import launch, processors
+from ds4mlx.cuda_port.ops.dequantize import dequantize, to_half
+from ds4mlx.cuda_port.scratch import take
+from ds4mlx.cuda_port.weight import Weight
+from ds4mlx.gguf.blocks import BLOCK_TYPES
+
+DECODE_TOKENS = 16          # at most
+MATRICES = 8                # at most, in one launch
+THREADS, WARPS = 512, 16
+BLOCK = 256                 # activations of one scale, columns of a slice
+SHARED_BYTES = 227 * 1024   # of a multiprocessor, for one block
+SLAB_WEIGHTS = 1 << 26      # decoded at a time for GEMM
+
+
+class _Job(ctypes.Structure):
+    """`struct Job` of dense_matmul.cu."""
+    _fields_ = [("weights", ctypes.c_void_p * MATRICES), ("out", ctypes.c_void_p * MATRICES),
+                ("kinds", ctypes.c_int * MATRICES), ("rows", ctypes.c_int * MATRICES), ("ends", ctypes.c_int * MATRICES),
+                ("count", ctypes.c_int), ("tokens", ctypes.c_int), ("groups", ctypes.c_int)]
+
+
+def dense(x: "cp.ndarray", weights: list[Weight], out: list["cp.ndarray"], groups: int = 1,
+          quality: bool = False) -> None:
+    """out[i] = x W_i^T.
+
+    x f32 [T, K] for matrices of [N_i, K]; out f32 [T, N_i]. With `groups` G, x is [T, G K], and G consecutive blocks of
+    N_i / G rows apply to K columns each. Up to 16 tokens x has 16 bits (1e-5 of y); beyond, x and W are rounded to halves
+    (1e-3 of y), with `quality` they are float32.
+    """
+    fits = [_fits(w, groups) for w in weights]
+    few = x.shape[0] <= DECODE_TOKENS
+    pairs = list(zip(weights, out, strict=True))
+    fast = [pair for pair, fit in zip(pairs, fits, strict=True) if fit]
+    for start in range(0, len(fast) if few else 0, MATRICES):
+        _decode(x, fast[start:start + MATRICES], groups)
+    for (w, y), fit in zip(pairs, fits, strict=True):
+        if not few and w.shape[1] % 8 == 0:
+            _gemm(x, w, y, groups, quality)
+        elif not few or not fit:
+            plain(x, w, y, groups=groups)
+
+
+def plain(x: "cp.ndarray", w: Weight, out: "cp.ndarray", matrices: "cp.ndarray | None" = None, share: int = 1,
+          groups: int = 1) -> None:
+    """out f32 [V, N] = W x, in float32, whatever the type and shape; slow.
+
+    `matrices` i32 [V] says which of a stack each vector is multiplied by; `share` results in turn have one vector.
+    """
+    assert not w.arranged, "rows in the order of the file"
+    rows = w.shape[-2] // groups
+    launch(kernel("dense_matmul", "plain", (("PLAIN", 1), ("KIND", BLOCK_TYPES[w.kind].type_id), ("K", w.shape[-1]))),
+           (min(-(-out.size // 8), 64 * processors()),), (256,),
+           [x, w.raw, matrices, out, rows, share, groups, ctypes.c_size_t(out.size)])
+
+
+def _fits(w: Weight, groups: int) -> bool:
+    """Whether `decode` takes it."""
+    rows, width = w.shape
+    return (w.kind == "F16" or w.kind == "Q8_0" and w.arranged) and width % BLOCK == 0 and rows // groups % 8 == 0
+
+
+def _decode(x: "cp.ndarray", pairs: list[tuple[Weight, "cp.ndarray"]], groups: int) -> None:
+    job, tiles = _Job(count=len(pairs), tokens=x.shape[0], groups=groups), 0
+    for i, (w, y) in enumerate(pairs):
+        rows = w.shape[0] // groups
+        tiles += rows // 8
+        job.weights[i], job.out[i], job.kinds[i] = w.raw.data.ptr, y.data.ptr, BLOCK_TYPES[w.kind].type_id
+        job.rows[i], job.ends[i] = rows, tiles
+    defines, together, shared = _form(pairs[0][0].shape[1], x.shape[0], frozenset(w.kind for w, _ in pairs))
+    blocks = min(-(-tiles // together), max(1, processors() // groups))
+    launch(kernel("dense_matmul", "decode", defines, shared), (blocks, groups), (THREADS,), [x, job], shared)
+
+
+def _form(k: int, tokens: int, kinds: frozenset[str]) -> tuple[Defines, int, int]:
+    """Macros, tiles that a block works on at a time, bytes of shared memory."""
+    vectors = 1 << (tokens - 1).bit_length()
+    q8, f16 = "Q8_0" in kinds, "F16" in kinds
+    for phases in (1, 2, 4, 8):
+        part = k // phases
+        shared = vectors * (q8 * 2 * (part + 64) + f16 * 2 * (2 * part + 64) + part // BLOCK * 4 + 2 * WARPS * 8 * 4)
+        if k % (phases * BLOCK) == 0 and shared <= SHARED_BYTES:
+            break
+    else:
+        raise AssertionError(f"no way to hold {tokens} vectors of {k}")
+    defines = (("PLAIN", 0), ("K", k), ("VECTORS", vectors), ("HAS_Q8", int(q8)), ("HAS_F16", int(f16)), ("PHASES", phases))
+    return defines, WARPS // min(part // BLOCK, WARPS), shared
+
+
+def _gemm(x: "cp.ndarray", w: Weight, out: "cp.ndarray", groups: int, quality: bool) -> None:
+    """Decoded by slabs of rows, multiplied in halves or floats, added up in float32."""
+    real = np.float32 if quality else np.float16
+    if not quality:
+        halves = take("activations", x.shape, np.float16)
+        to_half(x, halves)
+        x = halves
+    n, k = w.shape[0] // groups, w.shape[1]
+    slab = max(1, min(n, SLAB_WEIGHTS // k))
+    for g in range(groups):
+        for start in range(0, n, slab):
+            count, row = min(slab, n - start), g * n + start
+            if w.kind == "F16" and not quality:
+                matrix = w.raw[row:row + count].view(np.float16)
+            else:
+                matrix = take("decoded", (count, k), real)
+                dequantize(w, row, matrix)
+            gemm(matrix, x[:, g * k:(g + 1) * k], out[:, row:row + count])
+
+
+def gemm(w: "cp.ndarray", x: "cp.ndarray", out: "cp.ndarray") -> None:
+    """out f32 [T, N] = x [T, K] W [N, K]^T, both f16 or both f32; rows of x and out may be parts of longer ones."""
+    from cupy_backends.cuda.libs import cublas
+    kind = cp.cuda.runtime.CUDA_R_16F if w.dtype == np.float16 else cp.cuda.runtime.CUDA_R_32F
+    handle = cp.cuda.device.get_cublas_handle()
+    one, zero = np.ones(1, np.float32), np.zeros(1, np.float32)
+    cublas.setPointerMode(handle, cublas.CUBLAS_POINTER_MODE_HOST)
+    cublas.gemmEx(handle, cublas.CUBLAS_OP_T, cublas.CUBLAS_OP_N, w.shape[0], x.shape[0], w.shape[1], one.ctypes.data,
+                  w.data.ptr, kind, w.shape[1], x.data.ptr, kind, x.strides[0] // x.itemsize, zero.ctypes.data,
+                  out.data.ptr, cp.cuda.runtime.CUDA_R_32F, out.strides[0] // 4, cublas.CUBLAS_COMPUTE_32F,
+                  cublas.CUBLAS_GEMM_DEFAULT)
