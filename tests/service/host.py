@@ -75,6 +75,18 @@ class Host:
         turn = Turn(conversation, Sampling(temperature=0.0), api=api, **turn)
         return self._reply(lambda: self.service.run(turn), disconnect_after)
 
+    def begin(self, conversation, *, api="chat", **turn):
+        """An answer under way, to be taken by `end`; returns when the engine thread has its request."""
+        turn = Turn(conversation, Sampling(temperature=0.0), api=api, **turn)
+        return self._loop.run(self.service.run(turn))
+
+    def end(self, answer):
+        """The Reply of a begun answer."""
+        async def begun():
+            return answer
+
+        return self._reply(begun)
+
     def complete(self, ids, **turn):
         """The Reply to a prompt of these ids."""
         async def submit():

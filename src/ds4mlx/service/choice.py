@@ -6,8 +6,8 @@ else. In order, the first that applies:
 1. a slot whose whole state the request continues: the longest
 2. a slot of the same client's conversation that keeps most of its state: the longest
 3. an empty slot, unless another one loses next to nothing by the request
-4. the slot with the fewest tokens that are then neither in memory nor on disk, but one with a long conversation that
-   goes on, for a prompt much shorter than it, after all others
+4. the slot with the fewest tokens that are then neither in memory nor on disk; but after all others, one that holds
+   a main thread: a conversation in use that is much longer than the prompt, or longer than all others and the prompt
 
 Ties go to the slot that was used longest ago.
 """
@@ -47,8 +47,11 @@ def choose(seats: Sequence[Seat], prompt: int, now: float, on_disk: Callable[[in
     if empty := [seat for seat in seats if not seat.live]:
         return longest([seat for seat in seats if seat.reuse >= GAIN >= seat.live - seat.reuse] or empty)
 
+    in_use = [seat for seat in seats if now - seat.used_at < SHELTERED_S and seat.live - seat.reuse > GAIN]
+    sheltered = {seat.slot for seat in in_use if seat.live > 2 * prompt}
+    sheltered |= {seat.slot for seat in sorted(in_use, key=lambda seat: seat.live)[-1:] if seat.live > prompt}
+
     def price(seat: Seat) -> tuple[bool, int, float]:
-        sheltered = seat.live > 2 * prompt and now - seat.used_at < SHELTERED_S
-        return sheltered, seat.live - max(seat.reuse, on_disk(seat.slot)), seat.used_at
+        return seat.slot in sheltered, seat.live - max(seat.reuse, on_disk(seat.slot)), seat.used_at
 
     return min(seats, key=price).slot
