@@ -24,12 +24,14 @@ TABLE = {
     "server": BOTTOM | {"chat", "service", "engine.protocol", "text.segments"},
     "tiny": LEAF | {"gguf", "text", "models", ""},
     "cli": BOTTOM | {"chat", "text", "sessions", "gguf", "models", "engine.protocol", "engine.open",
-                     "engine.mlx_plan", "engine.mlx_kernels", "service", "server", "tiny", ""},
+                     "engine.mlx_importance", "engine.mlx_plan", "engine.mlx_kernels", "quant", "service", "server",
+                     "tiny", ""},
     "notebook": BOTTOM | {"chat", "text", "gguf", "models", "engine", "service", "server", "tiny"},
     "__main__": {"cli"}, "": set(),
 }
 # Where MLX lives. All else runs on a machine that has none.
-GRAPH = ("graph", "attention", "indexer", "compressor", "hyper", "experts", "layers", "rope", "state", "weights")
+GRAPH = ("graph", "attention", "indexer", "compressor", "hyper", "experts", "layers", "pages", "rope", "stacked",
+         "state", "weights")
 MLX = ("ops", "notebook", "engine.mlx_", *(f"models.deepseek_v4.{part}" for part in GRAPH))
 HEAVY = {"mlx", "mlx_lm", "numpy", "tokenizers", "starlette", "hypercorn", "rich", "transformers", "asyncio", "ssl"}
 

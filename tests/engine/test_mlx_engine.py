@@ -6,7 +6,8 @@ from state import whole
 
 from ds4mlx import ops
 from ds4mlx.config import Settings
-from ds4mlx.engine.mlx_engine import open_mlx, uniform
+from ds4mlx.engine.mlx_engine import open_mlx
+from ds4mlx.engine.mlx_sampling import uniform
 from ds4mlx.engine.protocol import Row, Sampling
 from ds4mlx.errors import CheckpointError, DoesNotFit
 

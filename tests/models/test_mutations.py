@@ -8,7 +8,7 @@ import pytest
 
 from ds4mlx import ops
 from ds4mlx.models.deepseek_v4.experts import MoE
-from ds4mlx.models.deepseek_v4.layers import Chunk
+from ds4mlx.models.deepseek_v4.layers import Chunk, rotary
 
 NOTICED = 0.5   # in logits of deviation 2; the correct graph is within 5e-5
 REAL = {name: getattr(ops, name) for name in ops.__all__} | {"rms_norm": mx.fast.rms_norm}
@@ -85,7 +85,7 @@ def with_argument(op, place, change):
 
 
 def last_positions(self, ratio):
-    return self._tables(np.arange(self.start // ratio, self.end // ratio) * ratio + ratio - 1, True)
+    return rotary(self.config, np.arange(self.start // ratio, self.end // ratio) * ratio + ratio - 1, True)
 
 
 MUTATIONS = {

@@ -1,4 +1,3 @@
-import mlx.core as mx
 import numpy as np
 import pytest
 from oracle.weights import CONFIG
@@ -6,33 +5,8 @@ from oracle.weights import CONFIG
 from ds4mlx.errors import CheckpointError
 from ds4mlx.models.deepseek_v4 import schema
 from ds4mlx.models.deepseek_v4.config import FLASH, Config
-from ds4mlx.models.deepseek_v4.state import Rows
 
-ROW = schema.Row(4, np.dtype(np.float32))
 TINY = Config.from_official(CONFIG)
-
-
-def test_rows_keep_what_was_appended_while_the_buffer_grows(rng):
-    rows, all_of_them = Rows(ROW), rng.normal(size=(1000, 4)).astype(np.float32)
-    for start in range(0, 1000, 37):
-        rows.append(mx.array(all_of_them[start:start + 37]))
-    np.testing.assert_array_equal(np.array(rows.view()), all_of_them)
-
-
-def test_a_buffer_does_not_grow_past_what_the_context_can_fill():
-    rows = Rows(ROW, most=700)
-    for count in (1, 255, 300, 144):
-        rows.append(mx.ones((count, 4)))
-    assert rows.count == len(rows.buffer) == 700
-
-
-def test_rows_cut_back_are_written_over_and_earlier_views_stay(rng):
-    rows = Rows(ROW)
-    rows.append(mx.ones((10, 4)))
-    view = rows.view()
-    rows.count = 6
-    rows.append(mx.zeros((2, 4)))
-    assert mx.array_equal(view, mx.ones((10, 4))) and rows.view().sum().item() == 24 and rows.count == 8
 
 
 @pytest.mark.parametrize("tokens, size, packed", [

@@ -4,16 +4,17 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import mlx.core as mx
 import numpy as np
 
 from ds4mlx import ops
 from ds4mlx.config import Settings
 from ds4mlx.engine import mlx_memory
+from ds4mlx.engine.mlx_decode import Decoder
 from ds4mlx.engine.mlx_session import MLXSession
 from ds4mlx.engine.protocol import MemoryPlan, ModelInfo, Row, Step
 from ds4mlx.gguf.reader import GGUF
 from ds4mlx.models.deepseek_v4 import names, schema, weights
+from ds4mlx.models.deepseek_v4.state import Pools
 from ds4mlx.models.fingerprint import weights_fp
 from ds4mlx.models.registry import label
 from ds4mlx.ops import native
@@ -43,6 +44,8 @@ class MLXEngine:
         mlx_memory.require(plan, context)
         mlx_memory.reserve(plan)
         self._model = weights.load(file, self._config, settings.kv_round)
+        self._pools = Pools(self._config, settings.kv_round)
+        self._decoder = Decoder(self._model, _computes_later(settings.ops))
         fingerprint = weights_fp(file)
         self.info = ModelInfo(
             name=label(file.metadata, "general.name") or Path(file.path).stem,
@@ -64,7 +67,7 @@ class MLXEngine:
         if not 0 < context <= self._config.max_position_embeddings:
             raise ValueError(f"context of {context} tokens, the model takes 1 to "
                              f"{self._config.max_position_embeddings}")
-        return MLXSession(self._model, context, self._settings.kv_rewind_points)
+        return MLXSession(self._model, context, self._settings.kv_rewind_points, self._pools)
 
     def prefill(self, session: MLXSession, tokens: Sequence[int]) -> None:
         self._own()
@@ -76,61 +79,20 @@ class MLXEngine:
 
     def decode(self, rows: Sequence[Row]) -> list[list[Step]]:
         self._own()
-        return [[self._step(row)] for row in rows]
-
-    def _step(self, row: Row) -> Step:
-        if row.token is not None:
-            row.session.feed([row.token])
-        logits = row.session.next_logits()
-        s = row.sampling
-        adjusted = _adjusted(logits, row)
-        how = uniform(s.seed, len(row.generated)), s.temperature, s.top_k, s.min_p, s.top_p
-        token = ops.sample(adjusted[None], *(np.array([value]) for value in how))[0]
-        logprob, allowed = logits[token] - mx.logsumexp(logits), adjusted[token] > -mx.inf
-        mx.eval(token, logprob, allowed)
-        if not np.isfinite(logprob.item()):
-            raise ArithmeticError("the model gave logits that are not finite; its file or the saved state is damaged")
-        if not allowed.item():
-            raise ValueError("every token is banned or masked, one at least must be left; loosen the mask")
-        return Step(token.item(), logprob.item(), _best(logits, s.top_logprobs))
+        return [[step] for step in self._decoder.decode(rows)]
 
     def close(self) -> None:
-        self._model = None
+        self._model = self._pools = self._decoder = None
         self._file.close()
 
     def _own(self) -> None:
         assert threading.get_ident() == self._thread, "MLX work belongs to the thread that opened the engine"
 
 
-def uniform(seed: int, step: int) -> float:
-    """The random number in [0, 1) of a step: a pure function, so that any engine and any order gives the same."""
-    return np.random.Generator(np.random.Philox(key=seed, counter=step)).random()
-
-
-def _adjusted(logits: mx.array, row: Row) -> mx.array:
-    """Bias, then penalties over the generated tokens, then what is forbidden."""
-    s = row.sampling
-    if s.logit_bias or s.repetition_penalty != 1 or s.presence_penalty or s.frequency_penalty:
-        from mlx_lm.sample_utils import make_logits_processors  # brings transformers: 1.4 s, so only when used
-        all_of_it = max(1, len(row.generated))
-        for process in make_logits_processors(
-                dict(s.logit_bias) or None, s.repetition_penalty if s.repetition_penalty != 1 else None, all_of_it,
-                s.presence_penalty or None, all_of_it, s.frequency_penalty or None, all_of_it):
-            logits = process(mx.array(row.generated, mx.int32), logits[None] + 0)[0]
-    if s.banned:
-        logits = mx.put_along_axis(logits, mx.array(sorted(s.banned)), mx.array(-mx.inf), axis=0)
-    if row.mask is not None:
-        logits = mx.where(mx.array(row.mask), logits, -mx.inf)
-    return logits
-
-
-def _best(logits: mx.array, count: int) -> tuple[tuple[int, float], ...]:
-    """The `count` most likely tokens with their log-probabilities, best first."""
-    if not count:
-        return ()
-    order = mx.argsort(-logits)[:count]
-    logprobs = logits[order] - mx.logsumexp(logits)
-    return tuple(zip(order.tolist(), logprobs.tolist(), strict=True))
+def _computes_later(chosen: str) -> bool:
+    """Whether operations only queue their work: on the CPU ours compute at once, and begun ahead they would be waited
+    for."""
+    return (ops.device() if chosen == "auto" else chosen) in ("metal", "cuda")
 
 
 def _computing(chosen: str) -> str:

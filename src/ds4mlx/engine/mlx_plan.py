@@ -24,8 +24,10 @@ from ds4mlx.models.deepseek_v4 import names, schema, weights
 from ds4mlx.models.deepseek_v4.config import Config
 from ds4mlx.models.deepseek_v4.graph import Layer, Model
 from ds4mlx.models.deepseek_v4.hyper import Update
-from ds4mlx.models.deepseek_v4.layers import Chunk
-from ds4mlx.models.deepseek_v4.state import LayerState
+from ds4mlx.models.deepseek_v4.layers import Batch
+from ds4mlx.models.deepseek_v4.pages import page_count
+from ds4mlx.models.deepseek_v4.stacked import StackedCompressor, StackedLayer
+from ds4mlx.models.deepseek_v4.state import LayerPools, frontier_shape
 from ds4mlx.ops.kernel import Input, Launch, observe
 
 if TYPE_CHECKING:
@@ -87,12 +89,13 @@ def decode_plan(config: Config, kinds: Kinds, context: int, told: Callable[[str]
                     compress_ratios=tuple(config.compress_ratios[i] for i in originals),
                     num_hash_layers=sum(variants[i].hashed for i in originals))
     model = weights.load(Blank(small, _renumbered(kinds, originals)), small)
-    chunk = Chunk(small, mx.zeros(1, mx.int32), context - 1)
+    pages = np.arange(1, 1 + page_count(context), dtype=np.int32)[None]
+    batch = Batch(small, mx.zeros(1, mx.int32), np.array([context - 1]), pages)
     layers = []
     for index, original in enumerate(originals):
         variant = variants[original]
         told(str(variant))
-        run = _layer(model.layers[index], chunk, _update(small, index))
+        run = _layer(model.layers[index], batch, _update(small, index))
         counted = _counted(run, partial(_state, small, index, context))
         layers.append(LayerPlan(str(variant), variants.count(variant), *counted))
     told("embedding and output")
@@ -176,17 +179,20 @@ def _variants(config: Config) -> Iterator[Variant]:
         yield Variant(ratio, i < config.num_hash_layers)
 
 
-def _state(config: Config, index: int, context: int) -> LayerState:
-    """A layer's state after context - 1 tokens."""
-    state, held = LayerState(config, index, "official"), context - 1
-    state.offset = held
-    state.window = mx.zeros((min(held, config.sliding_window), state.window.shape[1]), mx.uint8)
-    for c in state.compressors():
-        c.rows.append(mx.zeros((held // state.ratio + 1, c.rows.buffer.shape[1]), mx.uint8))
-        c.rows.count -= 1       # room for one more: growing is rare
-        kept = held % state.ratio + (4 if state.ratio == 4 and held >= 4 else 0)
-        c.frontier = mx.zeros((kept, *c.frontier.shape[1:]))
-    mx.eval(state.state)
+def _state(config: Config, index: int, context: int) -> StackedLayer:
+    """A layer's state after context - 1 tokens, in a pool with room for one more: growing is rare."""
+    row = schema.attention_row(config, True)
+    pools = LayerPools.of(config, index, "official")
+    for pool in pools:
+        if pool:
+            pool.grow(1 + page_count(context))
+            mx.eval(pool.rows)
+    windows = mx.zeros((1, config.sliding_window, row.width), mx.uint8)
+    widths = config.head_dim, config.index_head_dim
+    parts = [pool and StackedCompressor(mx.zeros((1, *frontier_shape(pool.ratio, width))), pool)
+             for pool, width in zip(pools, widths, strict=True)]
+    state = StackedLayer(windows, *parts)
+    mx.eval(state.rings())
     return state
 
 
@@ -198,19 +204,19 @@ def _update(config: Config, index: int) -> Update | None:
     return update if index else None
 
 
-def _layer(layer: Layer, chunk: Chunk, update: Update | None) -> Callable[[LayerState], Sequence[mx.array]]:
-    def run(state: LayerState) -> Sequence[mx.array]:
+def _layer(layer: Layer, batch: Batch, update: Update | None) -> Callable[[StackedLayer], Sequence[mx.array]]:
+    def run(state: StackedLayer) -> Sequence[mx.array]:
         streams = mx.zeros((1, layer.config.hc_mult, layer.config.hidden_size))
         mx.eval(streams)
-        streams, after = layer(streams, update, chunk, state)
-        return [streams, *after, *state.state]
+        streams, after = layer(streams, update, batch, state)
+        return [streams, *after, *state.rings(), *(c.pool.rows for c in state.compressors())]
     return run
 
 
 def _ends(model: Model) -> Callable[[Update], Sequence[mx.array]]:
     """Embedding, output and a sampled token."""
     def run(update: Update) -> Sequence[mx.array]:
-        x = ops.dequantize(model.embed.take(np.zeros(1, np.int32)), model.embed.kind)
+        x = ops.dequantize(model.embed.take(mx.zeros(1, mx.int32)), model.embed.kind)
         logits = model.logits(mx.repeat(x[:, None], model.config.hc_mult, axis=1), update)
         return [ops.sample(logits, *(np.array([value]) for value in (0.5, 1.0, 0, 0.05, 1.0)))]
     return run

@@ -5,11 +5,12 @@ from dataclasses import dataclass
 import mlx.core as mx
 import numpy as np
 
+from ds4mlx.engine.mlx_stack import Stack
 from ds4mlx.engine.protocol import SPAN_TOKENS
 from ds4mlx.errors import CheckpointError
 from ds4mlx.models.deepseek_v4 import schema
 from ds4mlx.models.deepseek_v4.graph import Model
-from ds4mlx.models.deepseek_v4.state import CompressorState, LayerMark, LayerState
+from ds4mlx.models.deepseek_v4.state import CompressorState, LayerMark, LayerState, Pools
 
 MARKS = 16            # places to rewind to that a session keeps
 
@@ -21,14 +22,27 @@ class Mark:
     logits: mx.array | None    # None at length 0
 
 
-class MLXSession:
-    """See engine.protocol.Session. most_marks: places to rewind to that it keeps."""
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a session that decodes has its state: in a stack, beside others'."""
+    stack: Stack
+    row: int
 
-    def __init__(self, model: Model, context: int, most_marks: int = MARKS) -> None:
+
+class MLXSession:
+    """See engine.protocol.Session. most_marks: places to rewind to that it keeps; rows go to `pools`, or to some of its
+    own.
+
+    While it decodes, the state is in a stack, and `cache` lags behind until somebody asks for it.
+    """
+
+    def __init__(self, model: Model, context: int, most_marks: int = MARKS, pools: Pools | None = None) -> None:
         self.tokens: list[int] = []
         self.context = context
         self.epoch = 0      # grows when rows that were there may be others from now on
-        self.cache: list[LayerState] = model.make_cache(context)
+        self.cache: list[LayerState] = model.make_cache(context, pools)
+        self.table = self.cache[0].table
+        self.place: Place | None = None
         self._model = model
         self._next: mx.array | None = None
         self._marks: list[Mark] = []
@@ -37,11 +51,11 @@ class MLXSession:
 
     def feed(self, tokens: list[int]) -> None:
         """Take tokens in. On failure the session is as it was before."""
-        if len(self.tokens) + len(tokens) > self.context:
-            raise ValueError(f"{len(self.tokens)} + {len(tokens)} tokens, context is {self.context}")
+        self.require_room(len(tokens))
+        self.leave()
         before = self._here()
         try:
-            streams, update = self._model.streams(mx.array(tokens, mx.int32), self.cache)
+            streams, update = self._model.chunk(mx.array(tokens, mx.int32), self.cache)
             self._next = self._model.logits(streams[-1:], update.rows(slice(-1, None)))[0]
             mx.eval(self._next, [layer.state for layer in self.cache])
         except BaseException:
@@ -49,11 +63,34 @@ class MLXSession:
             raise
         self.tokens.extend(tokens)
 
+    def require_room(self, tokens: int) -> None:
+        """Raises ValueError where so many more do not fit."""
+        if len(self.tokens) + tokens > self.context:
+            raise ValueError(f"{len(self.tokens)} + {tokens} tokens, context is {self.context}")
+
+    def advance(self, token: int, place: Place) -> None:
+        """The token has been taken in, and this is where that left the state."""
+        self.tokens.append(token)
+        self.place = place
+
+    def settle(self) -> None:
+        """Bring `cache` up to the tokens."""
+        if self.place is None or self.cache[0].offset == len(self.tokens):
+            return
+        self._next = self.place.stack.unstack(self.place.row, self.cache, len(self.tokens))
+        # Not waited for: the device may have the next step before it.
+        mx.async_eval(self._next, [(layer.window, *(c.frontier for c in layer.compressors())) for layer in self.cache])
+
+    def leave(self) -> None:
+        """Settle, and have no more part in a stack."""
+        self.settle()
+        self.place = None
+
     def next_logits(self) -> mx.array:
         """f32 [V] on the device."""
-        if self._next is None:
+        if not self.tokens:
             raise ValueError("an empty session has no next token; prefill first")
-        return self._next
+        return self._next if self.place is None else self.place.stack.logits[self.place.row]
 
     def logits(self) -> np.ndarray:
         return np.array(self.next_logits())
@@ -82,17 +119,38 @@ class MLXSession:
         self._marks = [m for m in self._marks if m.length <= length]
         mark = self._marks[-1] if self._marks else self._start
         self.epoch += 1
-        self._go_to(mark)
+        self.place = None
         del self.tokens[mark.length:]
+        self._go_to(mark)
         return mark.length
 
+    def branch(self, other: "MLXSession", length: int) -> int:
+        if other is self:
+            return self.rewind(length)
+        reachable = [*other._marks, *([other._here()] if len(other.tokens) <= length else [])]
+        mark = max((m for m in reachable if m.length <= min(length, self.context)), key=lambda m: m.length,
+                   default=self._start)
+        self.table.share(other.table, mark.length)
+        self._forget()
+        self._go_to(mark)
+        self.tokens[:] = other.tokens[:mark.length]
+        self.mark()
+        return mark.length
+
+    def _forget(self) -> None:
+        """Another state is to come."""
+        self.epoch += 1
+        self.place, self._marks = None, []
+
     def _here(self) -> Mark:
+        self.settle()
         return Mark(len(self.tokens), tuple(layer.mark() for layer in self.cache), self._next)
 
     def _go_to(self, mark: Mark) -> None:
         for layer, state in zip(self.cache, mark.layers, strict=True):
             layer.rewind(state)
         self._next = mark.logits
+        self.table.cut(mark.length)
 
     def snapshot(self) -> "MLXSnapshot":
         return MLXSnapshot(self)
@@ -103,28 +161,30 @@ class MLXSession:
             raise CheckpointError(f"state covers {n} tokens, this session takes 1 to {self.context}")
         if not np.isfinite(arrays["logits"]).all():
             raise CheckpointError("state holds logits that are not finite; it is damaged")
-        cache = self._model.make_cache(self.context)
-        for i, layer in enumerate(cache):
+        self.table.cut(0)
+        self._forget()
+        for i, layer in enumerate(self.cache):
             layer.offset, layer.window = n, mx.array(arrays[f"L{i}.raw"])
             for rows, frontier, c in _compressors(i, layer):
-                c.rows.append(mx.array(arrays[rows]))
+                c.rows.write(0, mx.array(arrays[rows]))
                 k, s = (schema.unpack_frontier(arrays[f"{frontier}_{part}"], n, layer.ratio)
                         for part in ("kv", "score"))
                 c.frontier = mx.array(np.stack([k, s], axis=1))
-        mx.eval([layer.state for layer in cache])
-        self.epoch += 1
-        self.cache, self._marks, self._next = cache, [], mx.array(arrays["logits"])
+        mx.eval([layer.state for layer in self.cache])
+        self._next = mx.array(arrays["logits"])
         self.tokens[:] = arrays["tokens"].tolist()
         self.mark()
 
     def close(self) -> None:
         self.tokens.clear()
-        self.cache, self._marks, self._next = [], [], None
+        self.table.close()
+        self.place, self._marks, self._next = None, [], None
+        self.cache = []
 
 
 class MLXSnapshot:
     """See engine.protocol.Snapshot. Holds what is not append-only, and reads rows from the session itself: a reference
-    to their buffer would make the session copy it when it grows."""
+    to their pool would make the next step copy it."""
 
     def __init__(self, session: MLXSession) -> None:
         self.tokens = np.array(session.tokens, np.uint32)
@@ -137,8 +197,8 @@ class MLXSnapshot:
         arrays = {"tokens": self.tokens, "logits": np.array(self._at.logits)}
         for i, (layer, mark) in enumerate(zip(self._session.cache, self._at.layers, strict=True)):
             arrays[f"L{i}.raw"] = np.array(mark.window)
-            for (rows, frontier, c), (count, ks) in zip(_compressors(i, layer), mark.frontiers, strict=True):
-                arrays[rows] = np.array(c.rows.view(count)[held[rows].stop:])
+            for (rows, frontier, c), ks in zip(_compressors(i, layer), mark.frontiers, strict=True):
+                arrays[rows] = np.array(c.rows.view(held[rows].stop, n // layer.ratio))
                 k, s = np.array(ks).swapaxes(0, 1)
                 arrays[f"{frontier}_kv"] = schema.pack_frontier(k, n, layer.ratio, 0.0)
                 arrays[f"{frontier}_score"] = schema.pack_frontier(s, n, layer.ratio, -np.inf)
@@ -149,8 +209,8 @@ class MLXSnapshot:
             raise ValueError(f"span {index} of a state of {len(self.tokens)} tokens")
         self._check()
         held = schema.rows_of(self._config, index * SPAN_TOKENS, (index + 1) * SPAN_TOKENS)
-        return {rows: np.array(c.rows.view(held[rows].stop)[held[rows]]) for i, layer in enumerate(self._session.cache)
-                for rows, _, c in _compressors(i, layer)}
+        return {rows: np.array(c.rows.view(held[rows].start, held[rows].stop))
+                for i, layer in enumerate(self._session.cache) for rows, _, c in _compressors(i, layer)}
 
     def _check(self) -> None:
         if self._session.epoch != self._epoch or not self._session.tokens:

@@ -22,11 +22,12 @@ class Blocks:
         """Of the bytes, not the weights."""
         return tuple(self.raw.shape)
 
-    def take(self, index: int | np.ndarray) -> mx.array:
-        """The blocks at `index` of the first axis, on the device."""
+    def take(self, index: int | mx.array) -> mx.array:
+        """The blocks at `index` of the first axis, on the device. The host reads an index only where it has the
+        blocks."""
         if isinstance(self.raw, np.ndarray):
-            return mx.array(self.raw[index])
-        return self.raw[index if isinstance(index, int) else mx.array(index)]
+            return mx.array(self.raw[index if isinstance(index, int) else np.array(index)])
+        return self.raw[index]
 
     def host(self) -> np.ndarray:
         """All of it in host memory, without a copy."""

@@ -6,7 +6,8 @@ from ds4mlx import ops
 from ds4mlx.models.deepseek_v4.compressor import Compressor
 from ds4mlx.models.deepseek_v4.config import Config
 from ds4mlx.models.deepseek_v4.indexer import Indexer
-from ds4mlx.models.deepseek_v4.layers import Chunk, Linear
+from ds4mlx.models.deepseek_v4.layers import Batch, Chunk, Linear, Tables
+from ds4mlx.models.deepseek_v4.stacked import StackedLayer
 from ds4mlx.models.deepseek_v4.state import LayerState, Rounding
 
 
@@ -25,26 +26,41 @@ class Attention(nn.Module):
         if ratio == 4:
             self.indexer = Indexer(config, rounding)
 
-    def __call__(self, x: mx.array, chunk: Chunk, state: LayerState) -> mx.array:
-        """x [T, D], normalised, to [T, D]; `state` takes in the chunk."""
+    def __call__(self, x: mx.array, tokens: Chunk | Batch, state: LayerState | StackedLayer) -> mx.array:
+        """x [T, D], normalised, to [T, D]; `state` takes in the tokens."""
         c = self.config
-        tables = chunk.tables(compressed=self.ratio > 0)
-        choose = self.ratio == 4 and chunk.end // 4 > c.index_topk   # else every visible row is attended
-        q, kv, weight = self._project(x, chunk, state, choose)
-        qr, window = ops.latent(q, kv, self.q_norm, self.kv_norm, *tables, state.window, self.packed, c.rms_norm_eps)
+        tables = tokens.tables(compressed=self.ratio > 0)
+        choose = self.ratio == 4 and tokens.most(4) > c.index_topk      # else every visible row is attended
+        q, kv, weight = self._project(x, tokens, state, choose)
+        before = state.window if isinstance(state, LayerState) else state.windows[0, :0]
+        qr, rows = ops.latent(q, kv, self.q_norm, self.kv_norm, *tables, before, self.packed, c.rms_norm_eps)
         q, *index_q = ops.dense_matmuls(qr, [self.wq_b.weight, *([self.indexer.wq_b.weight] if choose else [])])
-        rows = chosen = None
-        if self.ratio and chunk.end >= self.ratio:
-            rows = state.compressed.rows.view(chunk.end // self.ratio)
-        if choose:
-            chosen = self.indexer.select(*index_q, weight, tables, chunk, state.index.rows.view(chunk.end // 4))
-        o = ops.attention(q, *tables, window, chunk.start, rows, chosen, self.ratio, self.attn_sink,
-                          c.sliding_window, c.rms_norm_eps)
-        state.window = window[-c.sliding_window:]
-        low = self.wo_a(o.reshape(chunk.size, c.o_groups, -1), groups=c.o_groups)
-        return self.wo_b(low.reshape(chunk.size, -1))
+        chosen = self.indexer.select(*index_q, weight, tables, tokens, state.index) if choose else None
+        attend = self._attend_chunk if isinstance(tokens, Chunk) else self._attend_batch
+        o = attend(q, rows, chosen, tables, tokens, state)
+        low = self.wo_a(o.reshape(tokens.size, c.o_groups, -1), groups=c.o_groups)
+        return self.wo_b(low.reshape(tokens.size, -1))
 
-    def _project(self, x: mx.array, chunk: Chunk, state: LayerState,
+    def _attend_chunk(self, q: mx.array, window: mx.array, chosen: mx.array | None, tables: Tables, chunk: Chunk,
+                      state: LayerState) -> mx.array:
+        """window [R0 + T, row]: the rows of the tokens before, and the chunk's own."""
+        c, rows = self.config, None
+        if self.ratio and chunk.end >= self.ratio:
+            rows = state.compressed.rows.view(0, chunk.most(self.ratio))
+        state.window = window[-c.sliding_window:]
+        return ops.attention(q, *tables, window, chunk.start, rows, chosen, self.ratio, self.attn_sink,
+                             c.sliding_window, c.rms_norm_eps)
+
+    def _attend_batch(self, q: mx.array, rows: mx.array, chosen: mx.array | None, tables: Tables, batch: Batch,
+                      state: StackedLayer) -> mx.array:
+        """rows [B, row]: the tokens' own."""
+        state.windows = batch.into_rings(state.windows, rows)
+        paged = batch.paged(state.compressed.pool) if self.ratio else None
+        most = batch.most(self.ratio) if self.ratio else 0
+        return ops.attention_step(q, *tables, state.windows, batch.at, paged, most, chosen, self.ratio, self.attn_sink,
+                                  self.config.rms_norm_eps)
+
+    def _project(self, x: mx.array, tokens: Chunk | Batch, state: LayerState | StackedLayer,
                  choose: bool) -> tuple[mx.array, mx.array, mx.array | None]:
         """All that is computed from x, in one product: latent queries [T, Q], the raw row [T, D] and, if rows are to be
         chosen, the index heads' weights [T, heads]. The compressors take in what is theirs."""
@@ -58,5 +74,5 @@ class Attention(nn.Module):
             matrices.append(self.indexer.weights_proj)
         q, kv, *rest = ops.dense_matmuls(x, [matrix.weight for matrix in matrices])
         for i, (part, its_state) in enumerate(compressors):
-            part(rest[2 * i], rest[2 * i + 1], chunk, its_state)
+            part(rest[2 * i], rest[2 * i + 1], tokens, its_state)
         return q, kv, rest[-1] if choose else None

@@ -4,7 +4,8 @@ import mlx.nn as nn
 
 from ds4mlx import ops
 from ds4mlx.models.deepseek_v4.config import Config
-from ds4mlx.models.deepseek_v4.layers import Chunk, Linear
+from ds4mlx.models.deepseek_v4.layers import Batch, Chunk, Linear
+from ds4mlx.models.deepseek_v4.stacked import StackedCompressor
 from ds4mlx.models.deepseek_v4.state import CompressorState
 from ds4mlx.ops.kv_round import Packing
 
@@ -20,10 +21,16 @@ class Compressor(nn.Module):
         self.norm: mx.array | None = None
         self.ratio, self.columns, self.packing, self.eps = ratio, columns, packing, config.rms_norm_eps
 
-    def __call__(self, k: mx.array, s: mx.array, chunk: Chunk, state: CompressorState) -> None:
-        """Append the rows that the products k, s [T, columns] of wkv and wgate complete; keep what is still needed."""
-        cos, sin = chunk.group_tables(self.ratio)
-        state.frontier, rows = ops.compress_step(k, s, state.frontier, self.ape, self.norm, cos, sin, chunk.start,
-                                                 self.ratio, self.packing, self.eps)
-        if rows is not None:
-            state.rows.append(rows)
+    def __call__(self, k: mx.array, s: mx.array, tokens: Chunk | Batch,
+                 state: CompressorState | StackedCompressor) -> None:
+        """Keep the rows that the products k, s [T, columns] of wkv and wgate complete, and what is still needed."""
+        tables = tokens.group_tables(self.ratio)
+        if isinstance(tokens, Batch):
+            state.frontiers, rows = ops.compress_token(k, s, state.frontiers, self.ape, self.norm, *tables,
+                                                       tokens.at, self.ratio, self.packing, self.eps)
+            tokens.keep(rows, state.pool)
+        else:
+            state.frontier, rows = ops.compress_step(k, s, state.frontier, self.ape, self.norm, *tables, tokens.start,
+                                                     self.ratio, self.packing, self.eps)
+            if rows is not None:
+                state.rows.write(tokens.start // self.ratio, rows)

@@ -4,7 +4,7 @@ import mlx.nn as nn
 
 from ds4mlx import ops
 from ds4mlx.models.deepseek_v4.config import Config
-from ds4mlx.models.deepseek_v4.layers import Chunk, Linear
+from ds4mlx.models.deepseek_v4.layers import Batch, Chunk, Linear
 
 
 class MoE(nn.Module):
@@ -21,9 +21,9 @@ class MoE(nn.Module):
         self.shared_w1, self.shared_w2, self.shared_w3 = Linear(), Linear(), Linear()
         self.config, self.hashed = config, hashed
 
-    def __call__(self, x: mx.array, chunk: Chunk) -> mx.array:
+    def __call__(self, x: mx.array, tokens: Chunk | Batch) -> mx.array:
         """x [T, D], normalised, to routed + shared [T, D]."""
-        selected, weight = self.route(x, chunk.ids)
+        selected, weight = self.route(x, tokens.ids)
         mid = ops.expert_gate_up(x, selected, weight, self.experts_w1, self.experts_w3, self.config.swiglu_limit,
                                  shared=(self.shared_w1.weight, self.shared_w3.weight))
         return ops.expert_down(mid, selected, self.experts_w2, shared=self.shared_w2.weight)

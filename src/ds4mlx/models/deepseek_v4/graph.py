@@ -3,9 +3,10 @@
 A token is four residual streams. Each half layer (attention, experts) reads a mix of the four and is mixed back into
 them; there is no other residual path. Attributes are named as in the published checkpoint.
 """
+from collections.abc import Sequence
+
 import mlx.core as mx
 import mlx.nn as nn
-import numpy as np
 
 from ds4mlx import ops
 from ds4mlx.models.deepseek_v4 import hyper
@@ -13,8 +14,10 @@ from ds4mlx.models.deepseek_v4.attention import Attention
 from ds4mlx.models.deepseek_v4.config import Config
 from ds4mlx.models.deepseek_v4.experts import MoE
 from ds4mlx.models.deepseek_v4.hyper import Update
-from ds4mlx.models.deepseek_v4.layers import Chunk, Linear
-from ds4mlx.models.deepseek_v4.state import LayerState, Rounding
+from ds4mlx.models.deepseek_v4.layers import Batch, Chunk, Linear
+from ds4mlx.models.deepseek_v4.pages import PageTable
+from ds4mlx.models.deepseek_v4.stacked import StackedLayer
+from ds4mlx.models.deepseek_v4.state import LayerState, Pools, Rounding
 
 
 class Layer(nn.Module):
@@ -33,21 +36,21 @@ class Layer(nn.Module):
         self.ffn = MoE(config, hashed=index < config.num_hash_layers)
         self.config = config
 
-    def __call__(self, streams: mx.array, update: Update | None, chunk: Chunk,
-                 state: LayerState) -> tuple[mx.array, Update]:
-        """Streams [T, 4, D] f32 and the update they still lack to the same; `state` takes in the chunk."""
+    def __call__(self, streams: mx.array, update: Update | None, tokens: Chunk | Batch,
+                 state: LayerState | StackedLayer) -> tuple[mx.array, Update]:
+        """Streams [T, 4, D] f32 and the update they still lack to the same; `state` takes in the tokens."""
         c = self.config
         x, streams, *back = hyper.enter(streams, update, self.hc_attn_fn, self.hc_attn_scale, self.hc_attn_base,
                                         self.attn_norm, c)
-        update = Update(self.attn(x, chunk, state), *back)
+        update = Update(self.attn(x, tokens, state), *back)
         x, streams, *back = hyper.enter(streams, update, self.hc_ffn_fn, self.hc_ffn_scale, self.hc_ffn_base,
                                         self.ffn_norm, c)
-        state.offset = chunk.end
-        return streams, Update(self.ffn(x, chunk), *back)
+        return streams, Update(self.ffn(x, tokens), *back)
 
 
 class Model(nn.Module):
-    """The whole model. One sequence at a time: compression groups are aligned to position 0, so nothing can be padded.
+    """The whole model. A chunk is of one sequence: compression groups are aligned to position 0, so nothing can be
+    padded. A step takes one token of each of many.
 
     Follows mlx-lm's convention: `model(tokens, cache=model.make_cache())`, so that its generation loop runs on it.
     """
@@ -67,24 +70,39 @@ class Model(nn.Module):
         """tokens int [1, T] after what `cache` covers (nothing if None). Returns logits f32 [1, T, V]."""
         if tokens.shape[0] != 1:
             raise ValueError(f"DeepSeek V4 takes one sequence at a time, got a batch of {tokens.shape[0]}")
-        return self.logits(*self.streams(tokens[0], cache or self.make_cache()))[None]
+        return self.logits(*self.chunk(tokens[0], cache or self.make_cache()))[None]
 
-    def streams(self, ids: mx.array, cache: list[LayerState]) -> tuple[mx.array, Update]:
+    def chunk(self, ids: mx.array, cache: list[LayerState]) -> tuple[mx.array, Update]:
         """ids [T] through all layers: the final streams [T, 4, D] and their last update. The cache takes in the
         chunk."""
         chunk = Chunk(self.config, ids, cache[0].offset)
-        x = ops.dequantize(self.embed.take(np.array(ids)), self.embed.kind)
+        out = self._streams(chunk, cache)
+        for state in cache:
+            state.offset = chunk.end
+        return out
+
+    def step(self, batch: Batch, layers: Sequence[StackedLayer]) -> mx.array:
+        """One token of each sequence through all layers, which take it in. Returns logits f32 [B, V]. Rows go to the
+        pools; those of positions that nobody covers are never read."""
+        return self.logits(*self._streams(batch, layers))
+
+    def _streams(self, tokens: Chunk | Batch,
+                 states: Sequence[LayerState] | Sequence[StackedLayer]) -> tuple[mx.array, Update]:
+        x = ops.dequantize(self.embed.take(tokens.ids), self.embed.kind)
         streams = mx.repeat(x[:, None], self.config.hc_mult, axis=1)
         update = None
-        for layer, state in zip(self.layers, cache, strict=True):
-            streams, update = layer(streams, update, chunk, state)
+        for layer, state in zip(self.layers, states, strict=True):
+            streams, update = layer(streams, update, tokens, state)
         return streams, update
 
     def logits(self, streams: mx.array, update: Update) -> mx.array:
-        """What `streams` gave, or rows of it, to logits f32 [T, V]. Ask only for rows that are needed: V is large."""
+        """What the layers gave, or rows of it, to logits f32 [T, V]. Ask only for rows that are needed: V is large."""
         x = hyper.leave(streams, update, self.hc_head_fn, self.hc_head_scale, self.hc_head_base, self.norm, self.config)
         return self.head(x)
 
-    def make_cache(self, context: int | None = None) -> list[LayerState]:
-        """A fresh state: one per layer, covering no token, with no more room than `context` tokens need if given."""
-        return [LayerState(self.config, i, self.rounding, context) for i in range(self.config.num_hidden_layers)]
+    def make_cache(self, context: int | None = None, pools: Pools | None = None) -> list[LayerState]:
+        """A fresh state, covering no token: one per layer. Rows go to `pools`, or to some of its own; with a `context`,
+        to no more pages than that many tokens need."""
+        pools = pools or Pools(self.config, self.rounding)
+        table = PageTable(pools.pages, context)
+        return [LayerState(self.config, i, self.rounding, layer, table) for i, layer in enumerate(pools.layers)]

@@ -6,8 +6,9 @@ import numpy as np
 from ds4mlx import ops
 from ds4mlx.models.deepseek_v4.compressor import Compressor
 from ds4mlx.models.deepseek_v4.config import Config
-from ds4mlx.models.deepseek_v4.layers import Chunk, Linear
-from ds4mlx.models.deepseek_v4.state import Rounding
+from ds4mlx.models.deepseek_v4.layers import Batch, Chunk, Linear, Tables
+from ds4mlx.models.deepseek_v4.stacked import StackedCompressor
+from ds4mlx.models.deepseek_v4.state import CompressorState, Rounding
 
 SCORE_FLOATS = 1 << 24  # of [tokens, rows] at once: 64 MiB, whatever the context
 
@@ -22,20 +23,23 @@ class Indexer(nn.Module):
         self.compressor = Compressor(config, 4, config.index_head_dim, "fp4" if self.packed else None)
         self.heads, self.width, self.k = config.index_n_heads, config.index_head_dim, config.index_topk
 
-    def select(self, q: mx.array, weight: mx.array, tables: tuple[mx.array, mx.array], chunk: Chunk,
-               rows: mx.array) -> mx.array:
+    def select(self, q: mx.array, weight: mx.array, tables: Tables, tokens: Chunk | Batch,
+               state: CompressorState | StackedCompressor) -> mx.array:
         """The k rows of each query, ascending, i32 [T, k]; where fewer are visible, hidden ones fill the rest.
 
-        q [T, heads width] and weight [T, heads] are products of wq_b and weights_proj; rows [C > k, row].
+        q [T, heads width] and weight [T, heads] are products of wq_b and weights_proj; more than k rows are visible to
+        one query at least.
         """
-        q = ops.index_queries(q.reshape(chunk.size, self.heads, self.width), *tables, self.packed)
-        scale = (self.width * self.heads) ** -0.5
-        tokens = max(1, SCORE_FLOATS // rows.shape[0])
-        parts = []
-        for t in range(0, chunk.size, tokens):
-            scores = ops.index_scores(q[t:t + tokens], weight[t:t + tokens], rows, scale)
-            positions = np.arange(chunk.start + t, chunk.start + t + scores.shape[0], dtype=np.int32)
+        q = ops.index_queries(q.reshape(tokens.size, self.heads, self.width), *tables, self.packed)
+        scale, count = (self.width * self.heads) ** -0.5, tokens.most(4)
+        if isinstance(tokens, Batch):
+            scores = ops.index_scores_step(q, weight, tokens.paged(state.pool), count, scale)
+            return ops.select_rows(scores, tokens.at, 4, self.k)
+        at_once, rows, parts = max(1, SCORE_FLOATS // count), state.rows.view(0, count), []
+        for t in range(0, tokens.size, at_once):
+            scores = ops.index_scores(q[t:t + at_once], weight[t:t + at_once], rows, scale)
+            positions = np.arange(tokens.start + t, tokens.start + t + scores.shape[0], dtype=np.int32)
             parts.append(ops.select_rows(scores, mx.array(positions), 4, self.k))
-            if tokens < chunk.size:
+            if at_once < tokens.size:
                 mx.eval(parts[-1])  # or the scores of several parts would be alive at once
         return parts[0] if len(parts) == 1 else mx.concatenate(parts)

@@ -1,4 +1,4 @@
-"""The two things every part of the graph needs: a product with file blocks, and the chunk at hand."""
+"""What the parts of the graph share: products with file blocks, and the tokens at hand, of one sequence or of many."""
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -9,6 +9,9 @@ import numpy as np
 from ds4mlx import ops
 from ds4mlx.models.deepseek_v4 import rope
 from ds4mlx.models.deepseek_v4.config import Config
+from ds4mlx.models.deepseek_v4.pages import PAGE_TOKENS, Pool
+
+Tables = tuple[mx.array, mx.array]  # cos and sin
 
 
 class Linear(nn.Module):
@@ -22,13 +25,19 @@ class Linear(nn.Module):
         return ops.dense_matmul(x, self.weight, groups)
 
 
+def rotary(config: Config, positions: np.ndarray, compressed: bool) -> Tables:
+    """cos and sin [positions, pairs], for layers with or without compression."""
+    cos, sin = rope.tables(positions, rope.frequencies(config, compressed))
+    return mx.array(cos), mx.array(sin)
+
+
 @dataclass(frozen=True)
 class Chunk:
     """T consecutive tokens on their way through the layers: ids i32 [T] at positions start … start + T - 1."""
     config: Config
     ids: mx.array
     start: int
-    _groups: dict[int, tuple[mx.array, mx.array]] = field(default_factory=dict, repr=False)
+    _groups: dict[int, Tables] = field(default_factory=dict, repr=False)
 
     @property
     def size(self) -> int:
@@ -38,25 +47,97 @@ class Chunk:
     def end(self) -> int:
         return self.start + self.size
 
-    def tables(self, compressed: bool) -> tuple[mx.array, mx.array]:
+    def most(self, ratio: int) -> int:
+        """Compressed rows that the last token sees."""
+        return self.end // ratio
+
+    def tables(self, compressed: bool) -> Tables:
         """cos and sin of the tokens' positions, [T, pairs], for layers with or without compression."""
         return self._compressed if compressed else self._plain
 
     @cached_property
-    def _plain(self) -> tuple[mx.array, mx.array]:
-        return self._tables(np.arange(self.start, self.end), False)
+    def _plain(self) -> Tables:
+        return rotary(self.config, np.arange(self.start, self.end), False)
 
     @cached_property
-    def _compressed(self) -> tuple[mx.array, mx.array]:
-        return self._tables(np.arange(self.start, self.end), True)
+    def _compressed(self) -> Tables:
+        return rotary(self.config, np.arange(self.start, self.end), True)
 
-    def group_tables(self, ratio: int) -> tuple[mx.array, mx.array]:
+    def group_tables(self, ratio: int) -> Tables:
         """The same of the first positions of the groups of `ratio` tokens that the chunk completes."""
         if ratio not in self._groups:
             groups = np.arange(self.start // ratio, self.end // ratio)
-            self._groups[ratio] = self._tables(groups * ratio, True)
+            self._groups[ratio] = rotary(self.config, groups * ratio, True)
         return self._groups[ratio]
 
-    def _tables(self, positions: np.ndarray, compressed: bool) -> tuple[mx.array, mx.array]:
-        cos, sin = rope.tables(positions, rope.frequencies(self.config, compressed))
-        return mx.array(cos), mx.array(sin)
+
+@dataclass(frozen=True)
+class Batch:
+    """One token of each of B sequences: ids i32 [B] at `positions` [B], which the host knows even where the ids are
+    still being computed. `pages` i32 [B, P] are the sequences' page tables, 0 where nothing is held."""
+    config: Config
+    ids: mx.array
+    positions: np.ndarray
+    pages: np.ndarray
+    _groups: dict[int, Tables] = field(default_factory=dict, repr=False)
+    _places: dict[int, mx.array | None] = field(default_factory=dict, repr=False)
+
+    @property
+    def size(self) -> int:
+        return self.ids.shape[0]
+
+    def most(self, ratio: int) -> int:
+        """Compressed rows that the longest sequence's token sees."""
+        return (int(self.positions.max()) + 1) // ratio
+
+    def tables(self, compressed: bool) -> Tables:
+        """cos and sin of the tokens' positions, [B, pairs], for layers with or without compression."""
+        return self._compressed if compressed else self._plain
+
+    @cached_property
+    def _plain(self) -> Tables:
+        return rotary(self.config, self.positions, False)
+
+    @cached_property
+    def _compressed(self) -> Tables:
+        return rotary(self.config, self.positions, True)
+
+    def group_tables(self, ratio: int) -> Tables:
+        """The same of the first position of the group of `ratio` tokens that each token belongs to."""
+        if ratio not in self._groups:
+            self._groups[ratio] = rotary(self.config, self.positions // ratio * ratio, True)
+        return self._groups[ratio]
+
+    @cached_property
+    def at(self) -> mx.array:
+        """The positions, i32 [B], on the device."""
+        return mx.array(self.positions.astype(np.int32))
+
+    @cached_property
+    def _lanes(self) -> mx.array:
+        return mx.arange(self.size)
+
+    @cached_property
+    def _page_tables(self) -> mx.array:
+        return mx.array(self.pages)
+
+    def into_rings(self, rings: mx.array, rows: mx.array) -> mx.array:
+        """Rings [B, W, row] with the tokens' own rows [B, row] at their positions modulo W."""
+        after = mx.array(rings)     # a value of its own: what the caller holds stays as it is
+        after[self._lanes, self.at % rings.shape[1]] = rows
+        return after
+
+    def paged(self, pool: Pool) -> ops.Paged:
+        """The sequences' rows in the pool."""
+        return ops.Paged(pool.rows, self._page_tables, pool.page_rows)
+
+    def keep(self, rows: mx.array, pool: Pool) -> None:
+        """Write rows [B, row] to the pool: to page 0, which nobody reads, where a token's group is still open."""
+        ratio = pool.ratio
+        if ratio not in self._places:
+            complete = (self.positions + 1) % ratio == 0
+            page = np.where(complete, self.pages[np.arange(self.size), self.positions // PAGE_TOKENS], 0)
+            places = page * pool.page_rows + self.positions % PAGE_TOKENS // ratio
+            self._places[ratio] = mx.array(places.astype(np.int32)) if complete.any() else None
+        if self._places[ratio] is not None:
+            pool.rows[self._places[ratio]] = rows
