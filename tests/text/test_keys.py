@@ -6,8 +6,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ds4mlx.chat.canonical import clean_text
-from ds4mlx.text.keys import GrowingKey, after_key, key_ends, tokens_within
+from ds4mlx.text.keys import GrowingKey, after_key, key_with_ends, tokens_within
 from ds4mlx.text.segments import ASSISTANT, CONTROL_LITERALS, DSML, EOS, THINK_OPEN, USER, Control, Text, Tokens
+from ds4mlx.text.tokenizer import KEY_HINTS, KEY_QUOTED
 
 LITERALS = [literal.encode() for literal in CONTROL_LITERALS]
 QUOTED = ["｜DSML".encode() if literal == DSML else literal.encode() for literal in CONTROL_LITERALS]
@@ -109,7 +110,8 @@ def test_what_follows_a_place_completes_the_prompt(v4_tokenizer, segments, data)
 @settings(max_examples=200)
 @given(segments=SEGMENTS)
 def test_each_end_of_a_segment_is_a_place_to_go_on_from(v4_tokenizer, segments):
-    ends = key_ends(v4_tokenizer, segments)
+    key, ends = key_with_ends(v4_tokenizer, segments)
+    assert key == v4_tokenizer.key_bytes(segments)
     assert len(ends) == len(segments) and (not ends or ends[-1] == len(v4_tokenizer.key_bytes(segments)))
     for count, end in enumerate(ends, 1):
         rest = v4_tokenizer.encode(after_key(v4_tokenizer, segments, end))
@@ -155,3 +157,7 @@ def test_the_tokens_within_a_beginning_of_a_key_are_whole(v4_tokenizer):
     for n in range(1, len(ids) + 1):
         end = len(v4_tokenizer.key_bytes_of_ids(ids[:n]))
         assert tokens_within(v4_tokenizer, ids, end) == n and tokens_within(v4_tokenizer, ids, end - 1) == n - 1
+
+
+def test_all_that_takes_a_mark_holds_what_is_looked_for_first():
+    assert all(any(hint in quoted for hint in KEY_HINTS) for quoted in (*KEY_QUOTED, b"\xff"))

@@ -38,7 +38,7 @@ from ds4mlx.sessions.replay import Call, ToolMemory
 from ds4mlx.sessions.store import Store, StoreOptions
 from ds4mlx.sessions.toolmap import ToolBlock
 from ds4mlx.text.grammar import Vocabulary
-from ds4mlx.text.keys import key_ends
+from ds4mlx.text.keys import key_with_ends
 from ds4mlx.text.segments import BOS, EOS, Control, Segment, Text, Tokens, rendered_text
 from ds4mlx.text.tokenizer import Tokenizer
 
@@ -69,7 +69,6 @@ class Service:
         self.scheduler = Scheduler(open_engine, tokenizer, context=settings.ctx, slots=settings.batched_session,
                                    prefill_chunk=settings.prefill_chunk, quantum=settings.mixed_prefill_quantum,
                                    max_queue=settings.max_queue, power=settings.power, open_store=self._open_store)
-        self.scheduler.told = self._happened
         self._tool_memory = ToolMemory(0 if settings.disable_exact_dsml_tool_replay else settings.tool_memory_max_ids,
                                        read_calls=self._calls_of, on_disk=self._saved_block)
         self.metrics = Metrics()
@@ -135,10 +134,6 @@ class Service:
         return self.trace.request(self.tokenizer, prompt.replays,
                                   lambda: _asked(turn, prompt, max_tokens, began, name))
 
-    def _happened(self, event: str) -> None:
-        if self.trace is not None:
-            self.trace.happened(event)
-
     async def close(self, drain_seconds: float) -> None:
         """Refuse what waits, let the active answer end within the time, then stop the engine thread."""
         await asyncio.to_thread(self.scheduler.close, drain_seconds)
@@ -177,9 +172,10 @@ class Service:
         self._check_hopeless(prompt.segments, turn)
         said, opening = prompt.segments[:prompt.ends[-1]], prompt.segments[prompt.ends[-1]:]
         ids, header = self.tokenizer.encode(said), self.tokenizer.encode(opening)
-        ends = [0, *key_ends(self.tokenizer, prompt.segments)]
+        key, ends = key_with_ends(self.tokenizer, prompt.segments)
+        ends = [0, *ends]
         origins = tuple(Origin(f"messages[{i}]", ends[end]) for i, end in enumerate(prompt.ends))
-        wanted = Wanted(ids + header, self.tokenizer.key_bytes(prompt.segments), turn.api,
+        wanted = Wanted(ids + header, key, turn.api,
                         _trailing_results(conversation, origins, turn.api))
 
         def key_of_answer(message: Message, block: Replay | None, whole: bool) -> bytes:

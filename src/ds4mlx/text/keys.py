@@ -5,23 +5,19 @@ A key is longer than its text by the marks in it (`Tokenizer.key_bytes`).
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
-from itertools import groupby
+from itertools import accumulate, groupby
 
 from ds4mlx.text.segments import Segment, Text, Tokens
-from ds4mlx.text.tokenizer import KEY_MARKED, Tokenizer
+from ds4mlx.text.tokenizer import Tokenizer, key_marks, marked
 
 _MARK = re.compile(b"\xff(\xff?)")
 
 
-def key_ends(tokenizer: Tokenizer, segments: Sequence[Segment]) -> list[int]:
-    """Where each segment ends in the key of them all."""
+def key_with_ends(tokenizer: Tokenizer, segments: Sequence[Segment]) -> tuple[bytes, list[int]]:
+    """The segments' key, `Tokenizer.key_bytes`, and where each segment ends in it."""
     pieces = [list(tokenizer.key_pieces(segment)) for segment in segments]
-    ends = [0, *_piece_ends(piece for owned in pieces for piece in owned)]
-    result, count = [], 0
-    for owned in pieces:
-        count += len(owned)
-        result.append(ends[count])
-    return result
+    key, ends = _spelled(piece for owned in pieces for piece in owned)
+    return key, [0 if not count else ends[count - 1] for count in accumulate(map(len, pieces))]
 
 
 def tokens_within(tokenizer: Tokenizer, ids: Iterable[int], key_bytes: int) -> int:
@@ -68,15 +64,22 @@ def _text(key: bytes, start: int, end: int) -> str:
 
 def _piece_ends(pieces: Iterable[str | bytes]) -> list[int]:
     """Where each piece ends in the key of all. A mark goes with the byte that it precedes."""
-    ends: list[int] = []
+    return _spelled(pieces)[1]
+
+
+def _spelled(pieces: Iterable[str | bytes]) -> tuple[bytes, list[int]]:
+    """The key of all, and where each piece ends in it."""
+    key, ends = bytearray(), []
     for kind, group in groupby(pieces, type):
-        stretch = [piece.encode() if isinstance(piece, str) else piece for piece in group]
-        marks = [] if kind is str else [match.start() for match in KEY_MARKED.finditer(b"".join(stretch))]
-        start, length = ends[-1] if ends else 0, 0
-        for piece in stretch:
+        owned = [piece.encode() if isinstance(piece, str) else piece for piece in group]
+        stretch = b"".join(owned)
+        marks = [] if kind is str else key_marks(stretch)
+        start, length = len(key), 0
+        for piece in owned:
             length += len(piece)
             ends.append(start + length + bisect_left(marks, length))
-    return ends
+        key += marked(stretch, marks)
+    return bytes(key), ends
 
 
 class GrowingKey:

@@ -18,6 +18,7 @@ from tokenizers.pre_tokenizers import ByteLevel, Split
 from tokenizers.pre_tokenizers import Sequence as Steps
 
 from ds4mlx.errors import ModelFileError
+from ds4mlx.text.encoded_runs import EncodedRuns
 from ds4mlx.text.segments import BOS, CONTROL_LITERALS, EOS, Control, Segment, Text, Tokens, split_controls
 
 # The pre-tokeniser "joyai-llm": three splits in this order, each isolating its matches.
@@ -46,6 +47,8 @@ BYTE_OF = _byte_alphabet()
 # ends as it begins, so its end may be the beginning of a real one: what stands before that end is marked.
 KEY_QUOTED = tuple(literal.removesuffix("｜").encode() for literal in CONTROL_LITERALS)
 KEY_MARKED = re.compile(b"(?=" + b"|".join(map(re.escape, KEY_QUOTED)) + b"|\xff)")
+KEY_HINTS = ("｜".encode(), b"think>", b"\xff")   # one of them is in all that is marked; looked for in no time
+RUNS_BYTES = 64 << 20   # of texts and their ids that are remembered: a few conversations of a million tokens
 
 
 class Tokenizer:
@@ -66,6 +69,7 @@ class Tokenizer:
                                  "this is not a DeepSeek V4 vocabulary, get a DeepSeek V4 Flash file")
         self._tokens = dict(tokens)
         self._bytes: dict[int, bytes] = {}  # token_bytes, as asked for
+        self._encoded = EncodedRuns(RUNS_BYTES)
         mergeable = _mergeable(ids, merges, source)
         self.text_ids = frozenset(mergeable.values())   # what text can become
         self._bpe = Bpe(BPE(vocab=mergeable, merges=list(merges)))
@@ -126,8 +130,14 @@ class Tokenizer:
                 parts.append([self.control[segment.literal] for segment in group])
             else:
                 parts.extend(segment.ids for segment in group)
-        encoded = iter(self._bpe.encode_batch_fast(runs, add_special_tokens=False))
-        return [token for part in parts for token in (next(encoded).ids if part is None else part)]
+        encoded = iter(self._encoded.encode(runs, self._encode_runs))
+        ids: list[int] = []
+        for part in parts:
+            ids.extend(next(encoded) if part is None else part)
+        return ids
+
+    def _encode_runs(self, runs: list[str]) -> list[list[int]]:
+        return [run.ids for run in self._bpe.encode_batch_fast(runs, add_special_tokens=False)]
 
     def encode_literal(self, text: str) -> list[int]:
         """Text -> ids, no character sequence being special."""
@@ -200,10 +210,26 @@ def _data_sha256(tokens: Mapping[int, str], merges: Sequence[tuple[str, str]]) -
     return hashlib.sha256("\n".join(lines).encode("utf-8", "surrogatepass")).hexdigest()
 
 
+def key_marks(stretch: bytes) -> list[int]:
+    """Where ordinary bytes take a mark in a key."""
+    if not any(hint in stretch for hint in KEY_HINTS):
+        return []
+    return [match.start() for match in KEY_MARKED.finditer(stretch)]
+
+
+def marked(stretch: bytes, marks: Sequence[int]) -> bytes:
+    """Ordinary bytes as a key holds them."""
+    ends = [0, *marks, len(stretch)]
+    return b"\xff".join(stretch[start:end] for start, end in zip(ends, ends[1:])) if marks else stretch
+
+
 def _key(pieces: Iterable[str | bytes]) -> bytes:
     """Control literals (str) as they are; ordinary stretches (bytes) with 0xFF, no UTF-8, before quoted ones."""
-    return b"".join("".join(group).encode() if kind is str else KEY_MARKED.sub(b"\xff", b"".join(group))
-                    for kind, group in groupby(pieces, type))
+    parts = []
+    for kind, group in groupby(pieces, type):
+        stretch = "".join(group).encode() if kind is str else b"".join(group)
+        parts.append(stretch if kind is str else marked(stretch, key_marks(stretch)))
+    return b"".join(parts)
 
 
 def _spelling_bytes(spelling: str) -> bytes:
