@@ -1,0 +1,217 @@
+// Which compressed rows a query may attend to: its index queries, the scores of the rows it sees, and the best K of them.
+// Macros: H index heads of W channels, the last R rotary; PACKED rows (FP4) of ROW bytes, or floats; PAGE_ROWS of a page.
+#include "mma.cuh"
+#include "rows.cuh"
+
+#define ROWS 128         // of a block
+#define PAD (W + 8)      // halves between vectors in shared memory: lanes that load a tile hit different banks
+#define EACH (W / LANES)
+
+DEVICE const u8* row_at(const u8* rows, const int* pages, int c) {
+    return rows + ((size_t)pages[c / PAGE_ROWS] * PAGE_ROWS + c % PAGE_ROWS) * ROW;
+}
+
+// 32 lanes a head of a token, lane l has channels EACH l, ... Rotates; if packed, transforms and rounds to FP4. Halves
+// hold that without loss. q [T, H W], tables [T, R / 2]; turned [T, H, W], floats if not packed.
+KERNEL void queries(const float* q, const float* cosine, const float* sine, void* turned, int T) {
+    TAKE_TURN();
+    int vector = blockIdx.x * (blockDim.x / LANES) + group_id(), lane = lane_id(), t = vector / H;
+    if (t >= T) return;
+    float v[EACH];
+#pragma unroll
+    for (int i = 0; i < EACH; ++i) v[i] = q[(size_t)vector * W + EACH * lane + i];
+#pragma unroll
+    for (int i = 0; i < EACH; i += 2) {
+        int pair = (EACH * lane + i - (W - R)) / 2;
+        if (EACH * lane + i < W - R) continue;
+        float c = cosine[(size_t)t * (R / 2) + pair], s = sine[(size_t)t * (R / 2) + pair], a = v[i], b = v[i + 1];
+        v[i] = a * c - b * s, v[i + 1] = a * s + b * c;
+    }
+#if PACKED
+#pragma unroll
+    for (int bit = 1; bit < EACH; bit *= 2)
+#pragma unroll
+        for (int i = 0; i < EACH; ++i)
+            if (!(i & bit)) {
+                float a = v[i], b = v[i | bit];
+                v[i] = a + b, v[i | bit] = a - b;
+            }
+#pragma unroll
+    for (int bit = 1; bit < LANES; bit *= 2)
+#pragma unroll
+        for (int i = 0; i < EACH; ++i) {
+            float other = lane_xor(v[i], bit);
+            v[i] = lane & bit ? other - v[i] : v[i] + other;
+        }
+    float most = 0;
+#pragma unroll
+    for (int i = 0; i < EACH; ++i) v[i] *= rsqrtf((float)W), most = fmaxf(most, fabsf(v[i]));
+    for (int bit = 1; bit < 32 / EACH; bit *= 2) most = fmaxf(most, lane_xor(most, bit));
+    float scale = power(exponent_of(most, 6 * 1.17549435e-38f, 6.f));
+#pragma unroll
+    for (int i = 0; i < EACH; ++i) {
+        u32 code = to_e2m1(fminf(fmaxf(__fdiv_rn(v[i], scale), -6.f), 6.f)), size = code & 7;
+        float value = size < 4 ? size * 0.5f : size < 6 ? size - 2.f : 2 * size - 8.f;
+        ((__half*)turned)[(size_t)vector * W + EACH * lane + i] = __float2half_rn((code & 8 ? -value : value) * scale);
+    }
+#else
+#pragma unroll
+    for (int i = 0; i < EACH; ++i) ((float*)turned)[(size_t)vector * W + EACH * lane + i] = v[i];
+#endif
+}
+
+// score[t, c] = scale sum_h weight[t, h] relu(q[t, h] . rows[c]). positions [T]; pages [P], or a table a token if
+// page_stride is not 0. scores [T, width]; what a token does not see is left as it is. A block takes ROWS rows to
+// `queries` tokens. Nothing is done for tokens that see no more than `k` rows.
+#if PACKED
+KERNEL __launch_bounds__(256) void scores(const __half* q, const float* weight, const u8* rows, const int* pages,
+                                          int page_stride, const int* positions, float* scores, int width, int T,
+                                          int queries, int k, float scale) {
+    TAKE_TURN();
+    __shared__ __align__(16) __half keys[ROWS][PAD];
+    static_assert(H <= ROWS, "queries take the rows' place once those are in registers");
+    __half (*heads)[PAD] = keys;
+    __shared__ float factor[H];
+    int first = blockIdx.x * ROWS, tid = threadIdx.x, lane = lane_id(), group = group_id();
+    int begin = blockIdx.y * queries, end = min(begin + queries, T);
+    int seen = (positions[end - 1] + 1) / 4;  // positions ascend within a chunk, and a step has a block for each token
+    if (first >= seen || seen <= k) return;
+    const int* table = pages + (size_t)begin * page_stride;
+    for (int i = tid; i < ROWS * (W / 8); i += 256) {  // 8 channels, 4 bytes of codes
+        int c = i / (W / 8), chunk = i % (W / 8);
+        union { uint4 all; u32 words[4]; __half2 pairs[4]; } out;
+        out.all = make_uint4(0, 0, 0, 0);
+        if (first + c < seen) {
+            const u8* row = row_at(rows, table, first + c);
+            u32 codes = *(const u32*)(row + 4 * chunk);
+            __half2 lift = __float2half2_rn(16384.f), by = __float2half2_rn(power(row[W / 2 + chunk / 4]));
+            for (int j = 0; j < 4; ++j) {  // code bits lie in a half as they are, 2^14 too small
+                u32 pair = codes >> 8 * j;
+                out.words[j] = (pair & 7) << 9 | (pair & 8) << 12 | (pair & 0x70) << 21 | (pair & 0x80) << 24;
+                out.pairs[j] = __hmul2(__hmul2(out.pairs[j], lift), by);
+            }
+        }
+        *(uint4*)&keys[c][8 * chunk] = out.all;
+    }
+    __syncthreads();
+    u32 a[W / 16][4];
+#pragma unroll
+    for (int i = 0; i < W / 16; ++i) load_a(a[i], &keys[16 * group][16 * i], PAD);
+    for (int t = begin; t < end; ++t) {
+        __syncthreads();
+        for (int i = tid; i < H * (W / 8); i += 256)
+            *(uint4*)&heads[i / (W / 8)][i % (W / 8) * 8] = *(const uint4*)(q + ((size_t)t * H * W + 8 * i));
+        for (int h = tid; h < H; h += 256) factor[h] = weight[(size_t)t * H + h];
+        __syncthreads();
+        float low = 0, high = 0;
+#pragma unroll
+        for (int n = 0; n < H; n += 16) {
+            float sums[2][4] = {};
+#pragma unroll
+            for (int i = 0; i < W / 16; ++i) {
+                u32 b[4];
+                load_b(b, &heads[n][16 * i], PAD);
+                mma(sums[0], a[i], b[0], b[1]);
+                mma(sums[1], a[i], b[2], b[3]);
+            }
+            for (int j = 0; j < 2; ++j) {
+                float w0 = factor[n + 8 * j + lane % 4 * 2], w1 = factor[n + 8 * j + lane % 4 * 2 + 1];
+                low += w0 * fmaxf(sums[j][0], 0.f) + w1 * fmaxf(sums[j][1], 0.f);
+                high += w0 * fmaxf(sums[j][2], 0.f) + w1 * fmaxf(sums[j][3], 0.f);
+            }
+        }
+        low += lane_xor(low, 1), low += lane_xor(low, 2), high += lane_xor(high, 1), high += lane_xor(high, 2);
+        int sees = (positions[t] + 1) / 4, c = first + 16 * group + lane / 4;
+        if (lane % 4 == 0 && c < sees) scores[(size_t)t * width + c] = low * scale;
+        if (lane % 4 == 0 && c + 8 < sees) scores[(size_t)t * width + c + 8] = high * scale;
+    }
+}
+#else
+KERNEL void scores(const float* q, const float* weight, const u8* rows, const int* pages, int page_stride,
+                   const int* positions, float* scores, int width, int T, int queries, int k, float scale) {
+    TAKE_TURN();
+    int begin = blockIdx.y * queries, end = min(begin + queries, T);
+    for (int t = begin; t < end; ++t) {
+        int seen = (positions[t] + 1) / 4, last = min(seen, (int)(blockIdx.x + 1) * ROWS);
+        for (int c = blockIdx.x * ROWS + group_id(); seen > k && c < last; c += blockDim.x / LANES) {
+            const float* row = (const float*)row_at(rows, pages + (size_t)t * page_stride, c);
+            float sum = 0;
+            for (int h = 0; h < H; ++h) {
+                float dot = 0;
+                for (int i = lane_id(); i < W; i += LANES) dot += q[((size_t)t * H + h) * W + i] * row[i];
+                sum += weight[(size_t)t * H + h] * fmaxf(lane_sum(dot), 0.f);
+            }
+            if (lane_id() == 0) scores[(size_t)t * width + c] = sum * scale;
+        }
+    }
+}
+#endif
+
+DEVICE u32 ordered(float v) {  // as the floats are ordered, -0 equal to 0
+    u32 bits = __float_as_uint(v + 0.f);
+    return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+}
+
+// chosen[t] = the k best of the rows that t sees, ascending, the lower row of equal scores; all of them, and then their
+// successors, where it sees no more than k. A block a token: the k-th key byte by byte, then one ordered walk.
+KERNEL void choose(const float* scores, const int* positions, int* chosen, int width, int k) {
+    TAKE_TURN();
+    __shared__ u32 counts[256], prefix, wanted, over[LANES], equal[LANES];
+    int t = blockIdx.x, tid = threadIdx.x, seen = (positions[t] + 1) / 4;
+    chosen += (size_t)t * k, scores += (size_t)t * width;
+    if (seen <= k) {
+        for (int i = tid; i < k; i += blockDim.x) chosen[i] = i;
+        return;
+    }
+    if (tid == 0) prefix = 0, wanted = k;
+    for (int shift = 24; shift >= 0; shift -= 8) {
+        for (int i = tid; i < 256; i += blockDim.x) counts[i] = 0;
+        __syncthreads();
+        u32 held = prefix;
+        for (int c = tid; c < seen; c += blockDim.x) {
+            u32 key = ordered(scores[c]);
+            if (shift == 24 || key >> (shift + 8) == held >> (shift + 8)) atomicAdd(&counts[key >> shift & 255], 1u);
+        }
+        __syncthreads();
+        if (tid < LANES) {  // lane l has digits 255 - 8 l ... downwards
+            u32 mine = 0, want = wanted;
+            for (int i = 0; i < 8; ++i) mine += counts[255 - 8 * tid - i];
+            u32 before = mine;
+            for (int by = 1; by < LANES; by *= 2) {
+                u32 other = lane_up(before, by);
+                if (tid >= by) before += other;
+            }
+            before -= mine;
+            if (before < want && want <= before + mine) {
+                int digit = 255 - 8 * tid;
+                while (before + counts[digit] < want) before += counts[digit--];
+                prefix = held | (u32)digit << shift;
+                wanted = want - before;
+            }
+        }
+        __syncthreads();
+    }
+    // Each thread a run of rows, so that choices come out in order; `wanted` of those equal to the last key are taken.
+    u32 last = prefix, ties = wanted;
+    int run = (seen + blockDim.x - 1) / blockDim.x, begin = min(tid * run, seen), end = min(begin + run, seen);
+    u32 more = 0, same = 0;
+    for (int c = begin; c < end; ++c) {
+        u32 key = ordered(scores[c]);
+        more += key > last, same += key == last;
+    }
+    u32 more_before = more, same_before = same;
+    for (int by = 1; by < LANES; by *= 2) {
+        u32 m = lane_up(more_before, by), s = lane_up(same_before, by);
+        if (lane_id() >= by) more_before += m, same_before += s;
+    }
+    if (lane_id() == LANES - 1) over[group_id()] = more_before, equal[group_id()] = same_before;
+    __syncthreads();
+    more_before -= more, same_before -= same;
+    for (int g = 0; g < group_id(); ++g) more_before += over[g], same_before += equal[g];
+    for (int c = begin; c < end; ++c) {
+        u32 key = ordered(scores[c]);
+        bool takes = key > last || (key == last && same_before < ties);
+        if (takes) chosen[more_before + min(same_before, ties)] = c;
+        more_before += key > last, same_before += key == last;
+    }
+}

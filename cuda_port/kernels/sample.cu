@@ -1,0 +1,159 @@
+// The next token of each row of logits: a block a row. Weights are whole numbers, 2^40 for the best token, so that their
+// sums are exact in any order; the token that a sum falls on is found digit by digit of the logits' bits, best first.
+#include "lanes.cuh"
+
+#define THREADS 1024
+#define ONE 1099511627776.0f  // 2^40
+
+DEVICE u32 ordered(float v) {  // as the floats are ordered, -0 equal to 0
+    u32 bits = __float_as_uint(v + 0.f);
+    return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+}
+
+DEVICE float unordered(u32 key) { return __uint_as_float(key & 0x80000000u ? key ^ 0x80000000u : ~key); }
+
+// A token's place among the others: of equal keys the lower id comes first.
+struct Place {
+    u32 key;
+    int id;
+    DEVICE bool holds(u32 other, int at) const { return other > key || (other == key && at <= id); }
+};
+
+struct Shared {
+    u64 counts[256], base, sums[LANES];
+    u32 prefix;
+    int id;
+    float floats[LANES];
+};
+
+struct Row {
+    const float* logits;
+    float best, temperature, least;  // least: of a token's weight over the best one's
+    bool counting;                   // tokens, not their weights
+    Place last;                      // the worst token that takes part
+
+    DEVICE u64 weight(u32 key) const {
+        if (counting) return 1;
+        float x = unordered(key), gap = x == best ? 0.f : x - best, p = expf(gap / temperature);
+        return p > 0 && p >= least ? (u64)(p * ONE) : 0;
+    }
+};
+
+DEVICE u64 block_total(u64 v, Shared& shared) {
+    for (int mask = LANES / 2; mask; mask /= 2) v += lane_xor(v, mask);
+    __syncthreads();
+    if (lane_id() == 0) shared.sums[group_id()] = v;
+    __syncthreads();
+    u64 sum = 0;
+    for (int g = 0; g < THREADS / LANES; ++g) sum += shared.sums[g];
+    return sum;
+}
+
+DEVICE u64 total(const Row& row, Shared& shared) {
+    u64 sum = 0;
+    for (int i = threadIdx.x; i < V; i += THREADS) {
+        u32 key = ordered(row.logits[i]);
+        if (row.last.holds(key, i)) sum += row.weight(key);
+    }
+    return block_total(sum, shared);
+}
+
+// The token at which the sum of weights, best first, passes `target`, which is below the sum of all; `sum` with it.
+DEVICE Place pass(const Row& row, u64 target, u64& sum, Shared& shared) {
+    if (threadIdx.x == 0) shared.prefix = 0, shared.base = 0;
+    for (int shift = 24; shift >= 0; shift -= 8) {
+        __syncthreads();
+        for (int i = threadIdx.x; i < 256; i += THREADS) shared.counts[i] = 0;
+        u32 held = shared.prefix;
+        __syncthreads();
+        for (int i = threadIdx.x; i < V; i += THREADS) {
+            u32 key = ordered(row.logits[i]);
+            if ((shift < 24 && key >> (shift + 8) != held >> (shift + 8)) || !row.last.holds(key, i)) continue;
+            u64 weight = row.weight(key);
+            if (weight) atomicAdd(&shared.counts[key >> shift & 255], weight);
+        }
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            u64 base = shared.base;
+            int digit = 255;
+            while (digit && base + shared.counts[digit] <= target) base += shared.counts[digit--];
+            shared.base = base, shared.prefix = held | (u32)digit << shift;
+        }
+    }
+    __syncthreads();
+    // Of equal logits all weigh the same: the one wanted is so many before it.
+    Place place = {shared.prefix, 0};
+    u64 each = row.weight(place.key), before = each ? (target - shared.base) / each : 0;
+    int run = (V + THREADS - 1) / THREADS, begin = min((int)threadIdx.x * run, V), end = min(begin + run, V);
+    u64 same = 0;
+    for (int i = begin; i < end; ++i) same += ordered(row.logits[i]) == place.key;
+    u64 upto = same;
+    for (int by = 1; by < LANES; by *= 2) {
+        u64 other = lane_up(upto, by);
+        if (lane_id() >= by) upto += other;
+    }
+    if (lane_id() == LANES - 1) shared.sums[group_id()] = upto;
+    __syncthreads();
+    upto -= same;
+    for (int g = 0; g < group_id(); ++g) upto += shared.sums[g];
+    for (int i = begin; i < end; ++i)
+        if (ordered(row.logits[i]) == place.key && upto++ == before) shared.id = i;
+    __syncthreads();
+    place.id = shared.id;
+    sum = shared.base + (before + 1) * each;
+    return place;
+}
+
+// logits f32 [B, V], -inf where forbidden, plain [B, V] as the model gave them. settings f32 [B, 4]: uniform,
+// temperature, min_p, top_p; top_k [B]. token [B]; report [B, 2]: log-probability in the plain distribution, the
+// adjusted logit. next [B], if not null, gets the token too: the input of the following step.
+KERNEL __launch_bounds__(THREADS) void sample(const float* logits, const float* plain, const float* settings,
+                                              const int* top_k, int* token, float* report, int* next) {
+    TAKE_TURN();
+    __shared__ Shared shared;
+    int b = blockIdx.x, at = V;
+    logits += (size_t)b * V, plain += (size_t)b * V, settings += 4 * b;
+    float uniform = settings[0], temperature = settings[1], min_p = settings[2], top_p = settings[3];
+    float best = -INFINITE, most = -INFINITE;
+    for (int i = threadIdx.x; i < V; i += THREADS) {
+        float x = logits[i];
+        if (x > best) best = x, at = i;
+        most = fmaxf(most, plain[i]);
+    }
+    float mine = best;
+    best = block_max(best, shared.floats), most = block_max(most, shared.floats);
+    if (threadIdx.x == 0) shared.id = V;
+    __syncthreads();
+    if (mine == best && at < V) atomicMin(&shared.id, at);
+    float sum = 0;
+    for (int i = threadIdx.x; i < V; i += THREADS) sum += expf(plain[i] - most);
+    sum = block_sum(sum, shared.floats);
+    Place choice = {0, min(shared.id, V - 1)};
+    __syncthreads();
+    if (temperature > 0 && top_p > 0) {
+        Row row = {logits, best, fminf(fmaxf(temperature, 1e-30f), 1e30f), 0, false, {0, V}};
+        u64 passed;
+        int k = top_k[b];
+        if (k > 0 && k < V) {
+            row.counting = true;
+            row.last = pass(row, k - 1, passed, shared);
+            row.counting = false;
+        }
+        u64 all = total(row, shared), kept = all;
+        Row likely = row;
+        likely.least = min_p;
+        if (min_p > 0) kept = total(likely, shared);
+        if (top_p < 1) {
+            u64 enough = max((u64)((float)all * top_p), (u64)1);
+            pass(row, enough - 1, passed, shared);
+            kept = min(kept, passed);
+        }
+        u64 target = min((u64)((float)kept * uniform), kept - 1);
+        choice = pass(likely, target, passed, shared);
+    }
+    if (threadIdx.x == 0) {
+        token[b] = choice.id;
+        report[2 * b] = plain[choice.id] - most - logf(sum), report[2 * b + 1] = logits[choice.id];
+        if (next) next[b] = choice.id;
+    }
+}
