@@ -199,7 +199,7 @@ def test_a_queued_stream_has_its_head_at_once_and_comments_while_it_waits(serve)
         assert gate.reached.wait(10)
         with server.client.stream("POST", "/v1/messages", json=body(stream=True, **OFF)) as second:
             lines = second.iter_lines()
-            assert {next(lines) for _ in range(8)} == {": waiting", ""}
+            assert {next(lines) for _ in range(8)} == {": queued, place 1", ": waiting", ""}
             gate.opened.set()
             assert list(lines)[-3] == "event: message_stop"
         first.read()

@@ -16,7 +16,7 @@ BODIES = {
     "/v1/messages": [{"messages": QUESTION, "max_tokens": 3000}],
     "/v1/responses": [{"input": QUESTION}],
 }
-WITHOUT_ANSWER = {"/v1/messages/count_tokens"}
+WITHOUT_ANSWER = {"/v1/messages/count_tokens", "/admin/requests/{id}/cancel"}
 REQUESTS = [(route.path, body | {"stream": stream}) for route in ROUTES if "POST" in route.methods
             for body in BODIES.get(route.path, []) for stream in (True, False)]
 

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from argparse import _SubParsersAction
 
     from ds4mlx.config import Settings
+    from ds4mlx.engine.protocol import MemoryPlan
     from ds4mlx.service.service import Service
     from ds4mlx.service.trace import Trace
 
@@ -157,10 +158,10 @@ async def serve(settings: "Settings") -> int:
 
 
 async def _drain(service: "Service") -> None:
-    """Let the active request end while the server goes on sending."""
+    """Let active requests end while the server goes on sending."""
     seconds = service.settings.drain_seconds
     if service.health.active:
-        print(f"stopping: the active request has {seconds:g} s to end; a second signal stops at once", file=sys.stderr)
+        print(f"stopping: active requests have {seconds:g} s to end; a second signal stops at once", file=sys.stderr)
     await service.close(seconds)
 
 
@@ -169,8 +170,9 @@ def describe(service: "Service") -> list[str]:
     from ds4mlx.server.app import is_loopback
     info, plan, settings = service.info, service.scheduler.plan, service.settings
     lines = [f"model: {info.name}, experts {info.quant}, {info.backend}, {settings.model}",
-             f"context: {service.context} tokens, {plan.sessions} slot of {plan.session_bytes / MIB:,.1f} MiB, "
-             f"weights {plan.weights_bytes / MIB:,.1f} MiB",
+             f"context: {service.context} tokens, {_slots(plan)}",
+             f"memory: weights {plan.weights_bytes / MIB:,.1f} MiB, to work in {plan.scratch_bytes / MIB:,.1f} MiB, "
+             f"together {plan.total_bytes / MIB:,.1f} of at most {plan.limit_bytes / MIB:,.1f} MiB",
              f"reasoning effort: profile {service.effort_profile}, default {settings.default_effort or 'by profile'}",
              _cache(service)]
     if service.trace is not None:
@@ -178,6 +180,13 @@ def describe(service: "Service") -> list[str]:
     if settings.api_key is None and not (settings.host.startswith("unix:") or is_loopback(settings.host)):
         lines.append(f"warning: {settings.host} can be reached from other machines and no --api-key is set")
     return lines
+
+
+def _slots(plan: "MemoryPlan") -> str:
+    each = plan.session_bytes / MIB
+    if plan.sessions == 1:
+        return f"1 slot of {each:,.1f} MiB"
+    return f"{plan.sessions} slots of {each:,.1f} MiB, {plan.sessions * each:,.1f} MiB in all"
 
 
 def _cache(service: "Service") -> str:

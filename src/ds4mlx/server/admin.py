@@ -1,6 +1,7 @@
 """Everything about the server itself: its name, its health, its models."""
 import asyncio
 import time
+from dataclasses import asdict
 from importlib.metadata import version
 
 from starlette.requests import Request
@@ -36,6 +37,20 @@ async def health(request: Request) -> Response:
     return Line(content, status_code=200 if now.state == "ok" else 503)
 
 
+async def list_requests(request: Request) -> Response:
+    """Those that run and those that wait, by the ids that their responses carry as x-request-id. Nobody's words."""
+    service: Service = request.app.state.service
+    return Line({"requests": [asdict(known) for known in service.requests()]})
+
+
+async def cancel_request(request: Request) -> Response:
+    id, service = request.path_params["id"], request.app.state.service
+    if not service.cancel(id):
+        raise BadRequest(f"no request {id[:80]!r} waits or runs here; GET /admin/requests lists those that do",
+                         code="not_found", status=404)
+    return Line({"id": id, "cancelled": True})
+
+
 async def list_models(request: Request) -> Response:
     """One object that both the OpenAI and the Anthropic clients can read."""
     cards = [_card(name, request.app.state.service) for name in (MODEL, *_served(request))]
@@ -68,6 +83,8 @@ def _card(name: str, service: Service) -> dict[str, Json]:
 routes = [
     Route("/", root, methods=["GET"]),
     *(Route(path, health, methods=["GET"]) for path in ("/health", "/healthz", "/v1/health")),
+    Route("/admin/requests", list_requests, methods=["GET"]),
+    Route("/admin/requests/{id}/cancel", cancel_request, methods=["POST"]),
     Route("/v1/models", list_models, methods=["GET"]),
     Route("/v1/models/{id:path}", one_model, methods=["GET"]),
 ]

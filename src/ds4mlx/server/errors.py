@@ -14,7 +14,7 @@ ANTHROPIC_TYPES = {401: "authentication_error", 403: "permission_error", 404: "n
                    413: "request_too_large", 429: "rate_limit_error", 500: "api_error", 503: "overloaded_error",
                    507: "api_error"}
 STATUS_OF_CODE = {"out_of_memory": 507, "shutting_down": 503, "loading": 503, "failed": 503, "slow_reader": 408,
-                  "continuation_state_unavailable": 409, "context_length_exceeded": 400}
+                  "cancelled": 409, "continuation_state_unavailable": 409, "context_length_exceeded": 400}
 
 
 def openai_shape(fault: BadRequest, request_id: str = "") -> dict[str, Json]:

@@ -13,6 +13,12 @@ from ds4mlx.service.service import Service
 from ds4mlx.service.turn import Answer, Received
 
 T = TypeVar("T")
+SESSION_HEADERS = ("session-id", "x-session-id", "x-session-affinity")
+
+
+def session_hints(request: Request) -> tuple[str, ...]:
+    """What headers say to tell conversations apart."""
+    return tuple(dict.fromkeys(hint for name in SESSION_HEADERS if (hint := request.headers.get(name))))
 
 
 async def read(request: Request, reader: Callable[[dict[str, Json]], T]) -> T:

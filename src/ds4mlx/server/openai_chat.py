@@ -34,7 +34,9 @@ LEAST_LOGPROB = -9999.0  # JSON has no infinity
 async def chat_completions(request: Request) -> Response:
     service: Service = request.app.state.service
     settings = service.settings
-    chat = await exchange.read(request, lambda body: read_chat(Fields(body), settings, request.state.request_id))
+    hints = exchange.session_hints(request)
+    chat = await exchange.read(
+        request, lambda body: read_chat(Fields(body), settings, request.state.request_id, hints))
     answer = await service.run(replace(chat.turn, received=exchange.received(request, chat.model, chat.stream)))
     head = _Head(chat.model, f"ds4mlx-{service.info.fingerprint[:8]}")
     writer = ChunkWriter(chat, head, settings.reasoning_field, answer) if chat.stream else None
@@ -56,7 +58,7 @@ class Chat:
     include_usage: bool
 
 
-def read_chat(body: Fields, settings: Settings, request_id: str = "") -> Chat:
+def read_chat(body: Fields, settings: Settings, request_id: str = "", hints: tuple[str, ...] = ()) -> Chat:
     """The fields that mean something here; others are ignored. Raises BadRequest naming the field at fault."""
     _refuse_unsupported(body)
     model, tools = read_model(body, settings), read_tools(body)
@@ -66,7 +68,7 @@ def read_chat(body: Fields, settings: Settings, request_id: str = "") -> Chat:
         read_messages(body), tools, thinking, effort, _read_response_format(body),
         tools_banned=read_tool_choice(body, tools), must_call=read_must_call(body, tools),
         continue_final=body.boolean("continue_final_message") or False,
-        ids=_hints(body))
+        ids=(*_hints(body), *hints))
     max_tokens = body.integer("max_completion_tokens", 0)
     turn = Turn(
         conversation, read_sampling(body, settings, top_logprobs),

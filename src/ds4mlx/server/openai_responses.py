@@ -27,14 +27,13 @@ from ds4mlx.service.turn import Answer, Turn
 SUMMARIES = ("auto", "concise", "detailed")
 SEALED = "reasoning.encrypted_content"
 OWN_NAMES = {"messages": "input", "response_format": "text.format"}  # of what is called otherwise elsewhere
-SESSION_HEADERS = ("session-id", "x-session-id")
 
 
 async def responses(request: Request) -> Response:
     service: Service = request.app.state.service
     store: ResponseStore = request.app.state.responses
     settings = service.settings
-    hints = tuple(hint for name in SESSION_HEADERS if (hint := request.headers.get(name)))
+    hints = exchange.session_hints(request)
     asked = await exchange.read(
         request, lambda body: read_request(Fields(body), settings, store, request.state.request_id, hints))
     received = exchange.received(request, asked.writing.model, asked.stream)
@@ -98,6 +97,10 @@ class _Begun:
 
     async def aclose(self) -> None:
         await self._answer.aclose()
+
+    @property
+    def place(self) -> int:
+        return self._answer.place
 
 
 # ---- reading

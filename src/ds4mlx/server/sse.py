@@ -33,6 +33,9 @@ class Batches(Protocol):
     async def batch(self) -> list[Event]: ...
     async def aclose(self) -> None: ...
 
+    @property
+    def place(self) -> int: ...                 # in the queue, 0 for one that does not wait
+
 
 def frame(data: str) -> bytes:
     """One server-sent event. `data` holds no line break: JSON escapes them."""
@@ -61,23 +64,31 @@ class EventStream(Response):
     async def _send_all(self, send: Send, gone: asyncio.Task[None]) -> None:
         await self._send(send, self.writer.opening())
         batch = asyncio.ensure_future(self.answer.batch())
+        clock, sent_at = asyncio.get_running_loop().time, 0.0
         try:
             while not gone.done():
-                await asyncio.wait({batch, gone}, timeout=self.keepalive_s or None,
-                                   return_when=asyncio.FIRST_COMPLETED)
-                if not batch.done():
-                    await self._send(send, b"" if gone.done() else self.writer.keepalive())
-                    continue
-                events = batch.result()
-                await self._send(send, b"".join(map(self.writer.write, events)))
-                if isinstance(events[-1], Finish):
-                    await send({"type": "http.response.body", "body": b""})
-                    return
-                batch = asyncio.ensure_future(self.answer.batch())
+                body, sent_at = b"", sent_at or clock()
+                left_s = max(0.0, sent_at + self.keepalive_s - clock()) if self.keepalive_s else None
+                await asyncio.wait({batch, gone}, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+                if batch.done():
+                    events = batch.result()
+                    await self._send(send, body := b"".join(map(self.writer.write, events)))
+                    if isinstance(events[-1], Finish):
+                        await send({"type": "http.response.body", "body": b""})
+                        return
+                    batch = asyncio.ensure_future(self.answer.batch())
+                # Progress comes more often than that, and the client sees nothing of it.
+                if not body and not gone.done() and self.keepalive_s and clock() >= sent_at + self.keepalive_s:
+                    await self._send(send, body := self._sign_of_life())
+                sent_at = 0.0 if body else sent_at
         except TimeoutError:
             log.warning("a client took nothing for %.0f s; its request is cancelled", self.stall_s)
         finally:
             batch.cancel()
+
+    def _sign_of_life(self) -> bytes:
+        place = self.answer.place
+        return (b": queued, place %d\n\n" % place if place else b"") + self.writer.keepalive()
 
     async def _send(self, send: Send, body: bytes) -> None:
         if body:

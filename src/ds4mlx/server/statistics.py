@@ -36,7 +36,7 @@ async def gather(service: Service, began: float) -> Statistics:
     health, store = service.health, service.scheduler.store
     kept = await asyncio.to_thread(store.stats) if store is not None else None
     return Statistics(health.state, round(time.monotonic() - began, 1), service.context, health.slots, health.active,
-                      health.queued, service.metrics.counts, kept)
+                      health.queued, service.scheduler.use, service.metrics.counts, kept)
 
 
 def as_json(now: Statistics) -> dict[str, Json]:
@@ -46,7 +46,7 @@ def as_json(now: Statistics) -> dict[str, Json]:
         requests.setdefault(api, {})[finish] = n
     return {
         "status": now.state, "uptime_s": now.uptime_s, "context_length": now.context, "slots": now.slots,
-        "active": now.active, "queued": now.queued, "requests": requests,
+        "active": now.active, "queued": now.queued, "slot_use": [asdict(use) for use in now.use], "requests": requests,
         "errors": {str(status): n for status, n in counts.errors.items()},
         "cache_sources": dict(counts.sources),
         "tokens": {"prompt": dict(counts.prompt_tokens), "generated": counts.generated_tokens,
@@ -74,6 +74,8 @@ def exposition(now: Statistics) -> Iterator[str]:
         yield from _histogram(f"{name}_seconds", f"Seconds of {SPANS[name]}.", took)
     yield from _single("queue_depth", "gauge", "Requests that wait.", now.queued)
     yield from _single("active_requests", "gauge", "Requests that are computed.", now.active)
+    yield from _labelled("slot_tokens", "slot", "Tokens that each slot holds.",
+                         {str(use.slot): use.tokens for use in now.use})
     yield from _labelled("prompt_tokens_total", "source", "Prompt tokens by where they came from.",
                          counts.prompt_tokens)
     yield from _labelled("cache_decisions_total", "source", "Prompts by what they went on from.", counts.sources)

@@ -90,6 +90,14 @@ class Counts:
 
 
 @dataclass(frozen=True, slots=True)
+class SlotUse:
+    """What a slot is doing: tokens that it holds, and the phase of its run, "idle" without one."""
+    slot: int
+    tokens: int
+    phase: str
+
+
+@dataclass(frozen=True, slots=True)
 class Statistics:
     """All numbers of one moment. store: None without states on disk."""
     state: str
@@ -98,6 +106,7 @@ class Statistics:
     slots: int
     active: int
     queued: int
+    use: tuple[SlotUse, ...]
     counts: Counts
     store: StoreStats | None
 

@@ -10,12 +10,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 from ds4mlx.engine.protocol import Engine, MemoryPlan, ModelInfo, Row, Sampling, Step
 from ds4mlx.errors import BadRequest, Cancelled
 from ds4mlx.service.choice import Seat, choose
+from ds4mlx.service.metrics import SlotUse
 from ds4mlx.service.run import Phase, Request, Run
 from ds4mlx.service.slot import POLL_S, Slot
 from ds4mlx.service.watchdog import Watchdog
@@ -28,15 +28,8 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 State = Literal["loading", "ok", "draining", "failed", "closed"]
 TURN_TOKENS = 4096  # of one prompt, before another one's turn comes
+FINISHED: tuple[Phase, ...] = ("settling", "saving", "over")    # the answer is out
 STUCK_S = 300.0  # an active request without a slice or step for so long means that the engine hangs
-
-
-@dataclass(frozen=True, slots=True)
-class SlotUse:
-    """What a slot is doing: tokens that it holds, and the phase of its run, "idle" without one."""
-    slot: int
-    tokens: int
-    phase: Phase | Literal["idle"]
 
 
 class Scheduler:
@@ -132,9 +125,9 @@ class Scheduler:
 
     @property
     def requests(self) -> list[Request]:
-        """Those that run."""
+        """Those that run, then those that wait, in their order."""
         with self._changed:
-            return [run.request for run in self._runs]
+            return [*(run.request for run in self._runs if run.phase not in FINISHED), *self._queue]
 
     @property
     def use(self) -> tuple[SlotUse, ...]:
@@ -213,7 +206,7 @@ class Scheduler:
             return bool(self._queue or self._runs)
 
     def _round(self) -> None:
-        for run in [run for run in self._runs if run.phase in ("beginning", "prefilling", "decoding")]:
+        for run in [run for run in self._runs if run.phase not in FINISHED]:
             self._attempt(run, run.request.check)
         self._retire()
         self._admit()
@@ -345,7 +338,7 @@ class Scheduler:
         return None
 
     def _give_up(self, run: Run, fault: Exception) -> None:
-        finished = run.phase in ("settling", "saving", "over")
+        finished = run.phase in FINISHED
         run.end()
         if not finished:
             run.request.finish(fault)
@@ -423,7 +416,7 @@ def refusal(state: State) -> BadRequest:
     if state == "loading":
         return BadRequest("the model is still loading; try again in a moment", code="loading", status=503)
     if state == "failed":
-        return BadRequest("the engine has failed, or has made no progress for minutes; see the server's log and restart "
-                          "it", code="failed", status=503)
+        return BadRequest("the engine has failed, or has made no progress for minutes; see the server's log and restart"
+                          " it", code="failed", status=503)
     return BadRequest("the server is shutting down; send the request again when it is back",
                       code="shutting_down", status=503)

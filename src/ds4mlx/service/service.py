@@ -59,6 +59,16 @@ class Health:
     slots: int
 
 
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A request that waits or runs. place: in the queue, 0 once it runs; tokens: generated so far."""
+    id: str
+    api: Api
+    place: int
+    prompt_tokens: int
+    tokens: int
+
+
 class Service:
     """Answers turns, once started."""
 
@@ -69,6 +79,7 @@ class Service:
         self.scheduler = Scheduler(open_engine, tokenizer, context=settings.ctx, slots=settings.batched_session,
                                    prefill_chunk=settings.prefill_chunk, quantum=settings.mixed_prefill_quantum,
                                    max_queue=settings.max_queue, power=settings.power, open_store=self._open_store)
+        self.scheduler.told = self._happened
         self._tool_memory = ToolMemory(0 if settings.disable_exact_dsml_tool_replay else settings.tool_memory_max_ids,
                                        read_calls=self._calls_of, on_disk=self._saved_block)
         self.metrics = Metrics()
@@ -134,12 +145,31 @@ class Service:
         return self.trace.request(self.tokenizer, prompt.replays,
                                   lambda: _asked(turn, prompt, max_tokens, began, name))
 
+    def _happened(self, event: str) -> None:
+        if self.trace is not None:
+            self.trace.happened(event)
+
     async def close(self, drain_seconds: float) -> None:
         """Refuse what waits, let the active answer end within the time, then stop the engine thread."""
         await asyncio.to_thread(self.scheduler.close, drain_seconds)
         self._pool.shutdown()
         if self.trace is not None:
             self.trace.close()
+
+    def requests(self) -> list[Known]:
+        """Those that run, then those that wait in their order."""
+        return [Known(answer.turn.request_id, answer.turn.api, answer.place, answer.prompt_tokens,
+                      answer.completion_tokens) for answer in self._answers()]
+
+    def cancel(self, request_id: str) -> bool:
+        """Give a request up; False when there is none of that id. Its client is told."""
+        found = [answer for answer in self._answers() if answer.turn.request_id == request_id]
+        for answer in found:
+            self.scheduler.cancel(answer, "cancelled_by_id")
+        return bool(found)
+
+    def _answers(self) -> list[Answer]:
+        return [request for request in self.scheduler.requests if isinstance(request, Answer)]
 
     @property
     def info(self) -> ModelInfo:

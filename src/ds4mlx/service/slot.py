@@ -437,4 +437,5 @@ def _as_it_went(decision: Decision, taken: Plan) -> Decision:
     verdicts = [verdict for verdict in decision.verdicts if verdict.source not in (taken.source, "disk-text")]
     if taken.source != "disk-text":
         verdicts.append(Verdict("disk-text", "unreadable"))
-    return replace(decision, plans=decision.plans[decision.plans.index(taken):], verdicts=(*verdicts, Verdict(taken.source, "taken")))
+    return replace(decision, plans=decision.plans[decision.plans.index(taken):],
+                   verdicts=(*verdicts, Verdict(taken.source, "taken")))

@@ -126,9 +126,9 @@ def decided(start: Start, replays: Replays, tokenizer: Tokenizer) -> Decided:
     told = start.explanation
     place = told.place and {"block": told.place.block, "byte": told.place.byte, "beside": told.place.beside}
     return Decided(
-        slot=start.slot, beside=told.beside, donor=start.donor, effective_prompt_tokens=start.total, live_tokens_before=told.live,
-        live_prompt_common=told.common, memory_token_reusable=told.common == told.live > 0,
-        memory_miss_reason=told.reason,
+        slot=start.slot, beside=told.beside, donor=start.donor, effective_prompt_tokens=start.total,
+        live_tokens_before=told.live, live_prompt_common=told.common,
+        memory_token_reusable=told.common == told.live > 0, memory_miss_reason=told.reason,
         tool_replay={"mem": replays.mem, "disk": replays.disk, "canonical": replays.canonical,
                      "missing_ids": replays.missing_ids},
         cache_source=start.source, cached_tokens=start.reused,

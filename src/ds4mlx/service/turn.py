@@ -39,6 +39,7 @@ log = logging.getLogger("ds4mlx.request")
 
 GREEDY_REGIONS = (Region.STRUCTURE, Region.JSON_STRUCTURE)
 MAX_MASKED_EOS = 24  # a model that wants to end inside a tool block so many times will not close it
+CANCELLED = "cancelled"
 REPLACEMENT = "\ufffd".encode()  # for an id of a padded vocabulary that spells nothing
 
 
@@ -151,6 +152,11 @@ class Answer:
     def given_up(self) -> bool:
         """Nobody waits for it any more; it ends with the slice or step that is being computed."""
         return self._why is not None
+
+    @property
+    def completion_tokens(self) -> int:
+        """Sampled so far, the last EOS left out."""
+        return self._completion_tokens
 
     @property
     def place(self) -> int:
@@ -330,7 +336,8 @@ class Answer:
     def _counted(self, end: Finish) -> Ended:
         recovered = sum(isinstance(event, Recovered) for event in self._said)
         source = self.source if self._timings.started is not None else None
-        return Ended(self.turn.api, end.reason, end.usage, self._timings, source,
+        reason = "cancelled" if end.error_code == CANCELLED else end.reason
+        return Ended(self.turn.api, reason, end.usage, self._timings, source,
                      max(0, self._reached - end.usage.cached_tokens), self.encoded.replays, recovered)
 
     def _log(self, end: Finish) -> None:
@@ -371,6 +378,8 @@ def _end_by_fault(fault: Exception, usage: Usage) -> Finish:
         match str(fault):
             case "shutting_down":
                 fault = refusal("closed")
+            case "cancelled_by_id":
+                fault = BadRequest("the answer was given up: its request was cancelled by id", code=CANCELLED)
             case "slow_reader":  # it may still read on, and must not take what it has for the whole answer
                 fault = BadRequest("the answer was given up: it was read too slowly; read faster or raise "
                                    "--send-stall-timeout", code="slow_reader", status=408)
