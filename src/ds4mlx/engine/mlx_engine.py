@@ -81,6 +81,15 @@ class MLXEngine:
         self._own()
         return [[step] for step in self._decoder.decode(rows)]
 
+    @property
+    def lookahead(self) -> bool:
+        """Whether a step is begun before the tokens that it feeds are read. It changes no token."""
+        return self._decoder.lookahead
+
+    @lookahead.setter
+    def lookahead(self, on: bool) -> None:
+        self._decoder.lookahead = on
+
     def close(self) -> None:
         self._model = self._pools = self._decoder = None
         self._file.close()
