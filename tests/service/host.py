@@ -41,7 +41,7 @@ class Host:
         self._start()
 
     def _start(self):
-        engines = []
+        engines, self._stopped = [], False
 
         def open_engine():
             engines.append(self._engine(self._script, vocab=self.tokenizer.vocab_size, eos=self.tokenizer.eos))
@@ -67,25 +67,28 @@ class Host:
         self._start()
 
     def stop(self):
-        self._loop.run(self.service.close(5))
-        self._loop.close()
+        if not self._stopped:
+            self._stopped = True
+            self._loop.run(self.service.close(5))
+            self._loop.close()
 
-    def ask(self, conversation, *, api="chat", disconnect_after=None, **turn):
-        """The Reply to a conversation. disconnect_after: events that the client takes before it goes away."""
+    def ask(self, conversation, *, api="chat", disconnect_after=None, settle=True, **turn):
+        """The Reply to a conversation. disconnect_after: events that the client takes before it goes away. settle: wait
+        until nothing more is done about it."""
         turn = Turn(conversation, Sampling(temperature=0.0), api=api, **turn)
-        return self._reply(lambda: self.service.run(turn), disconnect_after)
+        return self._reply(lambda: self.service.run(turn), disconnect_after, settle)
 
     def begin(self, conversation, *, api="chat", **turn):
-        """An answer under way, to be taken by `end`; returns when the engine thread has its request."""
+        """An answer under way, to be taken by `end`."""
         turn = Turn(conversation, Sampling(temperature=0.0), api=api, **turn)
         return self._loop.run(self.service.run(turn))
 
-    def end(self, answer):
+    def end(self, answer, *, settle=True):
         """The Reply of a begun answer."""
         async def begun():
             return answer
 
-        return self._reply(begun)
+        return self._reply(begun, settle=settle)
 
     def complete(self, ids, **turn):
         """The Reply to a prompt of these ids."""
@@ -94,10 +97,11 @@ class Host:
 
         return self._reply(submit)
 
-    def _reply(self, submit, limit=None):
+    def _reply(self, submit, limit=None, settle=True):
         before = len(self.slices)
         answer, events = self._loop.run(_read(submit, limit))
-        self.settle()
+        if settle:
+            self.settle()
         end = events[-1] if events and isinstance(events[-1], Finish) else None
         return Reply(_message(events), answer.source, answer.cached_tokens, answer.prompt_tokens,
                      end.usage.completion_tokens if end else 0, sum(self.slices[before:]), end,

@@ -67,6 +67,19 @@ def test_a_strict_tool_is_held_to_its_schema_where_the_model_calls_it_by_itself(
     assert text(reply) == "Look:" and arguments["depth"] in range(1, 10)
 
 
+@pytest.mark.parametrize("depth, called", [("3", [("ls", {"depth": 3})]), ("12", []), ('"3"', [])])
+@pytest.mark.parametrize("answer", ["Hm.{0}", "Hm.</think>{1}"], ids=["inside of reasoning", "spelled without the mark"])
+def test_a_strict_call_that_cannot_be_held_counts_if_it_keeps_to_its_schema(host, answer, depth, called):
+    block = f'{CALL}<｜DSML｜parameter name="depth" string="false">{depth}{CALLED}'
+    reply = host([answer.format(block, block.replace("｜DSML｜", ""))]).ask(talk(user("Hi"), tools=(LS,)))
+    assert calls(reply) == called and ("depth" in repr(reply.message.parts[:2])) is (not called)
+
+
+def test_a_call_of_a_tool_that_is_not_strict_counts_as_ever_beside_one_that_is(host):
+    block = CALL.replace('"ls"', '"rm"') + f'<｜DSML｜parameter name="depth" string="false">99{CALLED}'
+    assert calls(host(["Hm." + block]).ask(talk(user("Hi"), tools=(LS, RM)))) == [("rm", {"depth": 99})]
+
+
 def test_text_without_a_call_stays_free_beside_strict_tools(host):
     assert text(host(["Hello < all."]).ask(talk(user("Hi"), tools=(LS,), thinking=False))) == "Hello < all."
 
