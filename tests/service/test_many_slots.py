@@ -107,7 +107,7 @@ def test_a_prompt_that_shares_no_place_to_go_back_to_is_told_what_it_parts_from(
 # ---- slots
 
 def test_with_a_free_slot_a_request_that_shares_the_system_text_evicts_no_conversation(host):
-    """A request with nothing but the system text in common took the slot of a 90k-token session, beside an empty one."""
+    """A request with nothing but the system text in common took the slot of a 90k-token session beside an empty one."""
     running = host(ANSWERS, batched_session=2)
     main = Thread("main")
     for _ in range(3):
