@@ -97,6 +97,14 @@ class Session(Protocol):
     def rewind(self, length: int) -> int: ...   # go back to the largest reachable length <= `length`; returns it
     def snapshot(self) -> Snapshot: ...         # costs no copy; needs one token at least
 
+    def branch(self, other: "Session", length: int) -> int:
+        """Become the state of `other`, of the same engine, at its largest mark (or present length) <= `length`.
+
+        Rows are shared and nothing is computed; `other` may be decoding. Returns that length, which is a mark from here
+        on; 0, and an empty session, where there is none. What was here before is gone either way.
+        """
+        ...
+
     def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Become the state of these arrays, all of them whole. Raises CheckpointError and stays as it was."""
         ...
@@ -128,9 +136,11 @@ class Engine(Protocol):
     def prefill(self, session: Session, tokens: Sequence[int]) -> None: ...  # one bounded slice
 
     def decode(self, rows: Sequence[Row]) -> list[list[Step]]:
-        """Feed each row's `token`, then sample the next. One list a row; longer than one where drafts held.
+        """Feed each row's `token`, then sample the next, in one step for all rows. One list a row; longer than one
+        where drafts held.
 
-        The last token of each list is sampled but not in the session yet.
+        Rows are of different sessions, in any order, and may join and leave from call to call. The last token of each
+        list is sampled but not in the session yet. On an exception no session has advanced.
         """
         ...
 

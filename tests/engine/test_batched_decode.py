@@ -1,0 +1,196 @@
+"""Rows that decode together say what each would say alone, however they come and go."""
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from small_model import CONFIG
+from talks import GREEDY, LENGTHS, Talk, bench
+
+from ds4mlx import ops
+from ds4mlx.engine.protocol import Sampling
+
+LIMIT = 2e-5    # in logits of deviation 1: float32, where products of more rows may add in another order
+COUNT = 8       # tokens that a session says
+
+
+@pytest.mark.parametrize("rows", [1, 2, 4, 8, 16])
+@pytest.mark.parametrize("turn", [1, -1], ids=["forward", "reversed"])
+def test_every_row_says_what_it_says_alone(rows, turn, small):
+    talks = [Talk(small.branch(length)) for length in LENGTHS[-rows:]][::turn]
+    for _ in range(COUNT):
+        small.step(talks)
+    for talk, length in zip(talks[::turn], LENGTHS[-rows:]):
+        said, logits = small.alone(length, COUNT)
+        assert talk.said == said
+        np.testing.assert_allclose(talk.session.logits(), logits, atol=LIMIT)
+
+
+def schedule(bench, rng, most_rows, steps=4):
+    """Rows that join, stay away for a step, come back and change places at random. Says which were wrong."""
+    lengths = rng.choice(LENGTHS, rng.integers(1, most_rows + 1)).tolist()
+    talks = [Talk(bench.branch(length)) for length in lengths]
+    for _ in range(steps):
+        order = rng.permutation(len(talks))[:rng.integers(1, len(talks) + 1)]
+        bench.step([talks[i] for i in order])
+    wrong = [length for talk, length in zip(talks, lengths)
+             if talk.said != bench.alone(length, COUNT)[0][:len(talk.said)]]
+    for talk in talks:
+        talk.session.close()
+    return wrong
+
+
+def test_a_thousand_random_schedules_change_no_token(small):
+    assert [seed for seed in range(1000) if schedule(small, np.random.default_rng(seed), 4)] == []
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_random_schedules_of_up_to_16_rows_change_no_token(seed, small):
+    assert schedule(small, np.random.default_rng(seed), 16, steps=COUNT) == []
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("seed", range(2000, 5000, 100))
+def test_many_more_schedules_of_16_rows(seed, small):
+    assert [s for s in range(seed, seed + 100) if schedule(small, np.random.default_rng(s), 16, steps=COUNT)] == []
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_steps_begun_ahead_change_no_token_in_random_schedules(seed):
+    with ops.only("reference"):
+        assert schedule(bench(lookahead=True), np.random.default_rng(seed), 4, steps=6) == []
+
+
+@pytest.mark.parametrize("rounding", ["none", "official"])
+def test_with_and_without_lookahead_every_bit_is_the_same(rounding):
+    logits = []
+    for lookahead in (False, True):
+        with ops.only("reference"):
+            small = bench(rounding, lookahead)
+            talks = [Talk(small.branch(length)) for length in (3, 15, 122, 2043)]
+            for _ in range(COUNT):
+                small.step(talks)
+            logits.append(np.stack([talk.session.logits() for talk in talks]))
+    np.testing.assert_array_equal(*logits)
+
+
+def test_what_was_begun_ahead_serves_the_rows_that_stay(monkeypatch):
+    small, passes = bench(lookahead=True), []
+    talks = [Talk(small.branch(length)) for length in (3, 15, 122)]
+    small.step(talks)
+    small.step(talks)
+    forward = type(small.model).step
+    monkeypatch.setattr(type(small.model), "step", lambda model, batch, layers: passes.append(batch.size)
+                        or forward(model, batch, layers))
+    small.step([talks[2], talks[0]])
+    assert passes == [2]    # the one begun for the step after; its own was there
+    assert [talk.said for talk in talks] == [small.alone(length, 3)[0][:len(talk.said)]
+                                             for talk, length in zip(talks, (3, 15, 122))]
+
+
+@pytest.mark.parametrize("lookahead", [False, True])
+def test_sessions_are_marked_read_and_taken_back_between_steps(lookahead):
+    small = bench(lookahead=lookahead)
+    talks = [Talk(small.branch(length)) for length in (15, 127)]
+    for _ in range(3):
+        small.step(talks)
+        for talk in talks:
+            talk.session.mark()
+    talk, said = talks[0], list(talks[0].said)
+    assert talk.session.rewind(16) == 16 and talk.session.tokens[15:] == said[:1]
+    talk.said = said[:2]
+    small.step(talks)
+    small.step(talks)
+    assert [talk.said[:4] for talk in talks] == [small.alone(15, 4)[0], small.alone(127, 5)[0][:4]]
+
+
+def test_another_token_than_the_sampled_one_can_be_fed():
+    small = bench(lookahead=True)
+    talk, fresh = Talk(small.branch(34)), Talk(small.branch(34))
+    for _ in range(2):
+        small.step([talk])
+    talk.said[-1] = fed = (talk.said[-1] + 1) % CONFIG.vocab_size
+    small.step([talk])
+    fresh.session.feed([talk.said[0], fed])
+    small.step([fresh])
+    assert talk.said[-1] == fresh.said[-1] and talk.session.tokens == fresh.session.tokens
+
+
+@pytest.mark.parametrize("lookahead", [False, True])
+def test_a_seed_gives_a_row_the_same_tokens_in_any_company(lookahead):
+    small = bench(lookahead=lookahead)
+    hows = [Sampling(seed=1, min_p=0.0), GREEDY, Sampling(temperature=0.7, top_k=5, seed=2),
+            Sampling(top_p=0.5, seed=3, repetition_penalty=1.3, logit_bias={4: 1.0}),
+            Sampling(seed=4, presence_penalty=1.0, frequency_penalty=0.5, banned=frozenset({7, 9}))]
+    talks = [Talk(small.branch(length), how) for length, how in zip(LENGTHS[5:], hows)]
+    for _ in range(COUNT):
+        small.step(talks)
+    assert [t.said for t in talks] == [small.alone(n, COUNT, how)[0] for n, how in zip(LENGTHS[5:], hows)]
+
+
+def test_masks_hold_for_their_own_rows_only(small):
+    mask = np.arange(CONFIG.vocab_size) % 5 == 2
+    masks = [mask, None, ~mask]
+    talks = [Talk(small.branch(length), mask=m) for length, m in zip((16, 30, 250), masks)]
+    for _ in range(COUNT):
+        small.step(talks)
+    assert [talk.said for talk in talks] == [small.alone(n, COUNT, mask=m)[0] for n, m in zip((16, 30, 250), masks)]
+    assert all(token % 5 == 2 for token in talks[0].said)
+
+
+def test_alternatives_are_reported_to_the_rows_that_ask(small):
+    talks = [Talk(small.branch(length), replace(GREEDY, top_logprobs=n)) for length, n in ((16, 0), (30, 3), (77, 1))]
+    wanted = [talk.session.logits().astype(np.float64) for talk in talks]
+    for step, logits, count in zip(small.step(talks), wanted, (0, 3, 1)):
+        logprobs = logits - np.log(np.exp(logits).sum())
+        assert [token for token, _ in step.top] == np.argsort(-logits)[:count].tolist()
+        np.testing.assert_allclose([value for _, value in step.top], np.sort(logprobs)[::-1][:count], atol=1e-5)
+        assert step.logprob == pytest.approx(logprobs[step.token], abs=1e-5)
+
+
+@pytest.mark.parametrize("lookahead", [False, True])
+@pytest.mark.parametrize("call", range(1, 9))
+def test_a_failure_at_any_layer_leaves_all_sessions_as_they_were(call, lookahead, monkeypatch):
+    small = bench(lookahead=lookahead)
+    talks = [Talk(small.branch(length)) for length in (3, 127, 2043)]
+    for _ in range(2):
+        small.step(talks)
+    real, calls = ops.expert_down, iter(range(call))
+    with monkeypatch.context() as patch, pytest.raises(StopIteration):
+        patch.setattr(ops, "expert_down", lambda *args, **rest: next(calls) >= 0 and real(*args, **rest))
+        for _ in range(4):
+            before = [list(talk.session.tokens) for talk in talks]
+            small.step(talks)
+    assert [talk.session.tokens for talk in talks] == before
+    for _ in range(2):
+        small.step(talks)
+    assert [talk.said for talk in talks] == [small.alone(n, len(talks[0].said))[0] for n in (3, 127, 2043)]
+
+
+@pytest.mark.parametrize("change, complaint", [
+    ({"mask": np.zeros(CONFIG.vocab_size, bool)}, "every token is banned"), ({"token": CONFIG.vocab_size}, "vocabulary")])
+def test_a_row_that_cannot_go_on_leaves_the_others_to_go_on_without_it(change, complaint, small):
+    talks = [Talk(small.branch(length)) for length in (7, 128, 250)]
+    small.step(talks)
+    with pytest.raises(ValueError, match=complaint):
+        small.decoder.decode([talks[0].row(), talks[1].row(**change), talks[2].row()])
+    assert [len(talk.session.tokens) for talk in talks] == [7, 128, 250]
+    small.step([talks[0], talks[2]])
+    small.step(talks[1:2])
+    assert [talk.said for talk in talks] == [small.alone(length, 2)[0] for length in (7, 128, 250)]
+
+
+def test_a_session_takes_one_token_in_a_step(small):
+    talk = Talk(small.branch(7))
+    small.step([talk])
+    with pytest.raises(ValueError, match="there twice"):
+        small.step([talk, talk])
+
+
+def test_a_full_context_is_refused_before_anything_happens(small):
+    talks = [Talk(small.branch(7)), Talk(small.open(context=8))]
+    talks[1].session.branch(small.base(7), 7)
+    for _ in range(2):
+        small.step(talks)
+    with pytest.raises(ValueError, match="8 \\+ 1 tokens, context is 8"):
+        small.step(talks)
+    assert [len(talk.session.tokens) for talk in talks] == [8, 8]
