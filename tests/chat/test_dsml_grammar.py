@@ -1,9 +1,11 @@
 """Which tool blocks the grammar of a request's tools lets pass, tried over a vocabulary of single bytes."""
 import pytest
 
+from ds4mlx.chat import json_text
 from ds4mlx.chat.messages import Tool, ToolCall
 from ds4mlx.chat.syntax.dsml import render_calls
-from ds4mlx.chat.syntax.grammars import answer_grammar
+from ds4mlx.chat.syntax.grammars import answer_grammar, arguments_grammar
+from ds4mlx.chat.syntax.schemas import in_schema_order
 from ds4mlx.errors import BadRequest
 from ds4mlx.text.grammar import Vocabulary
 from ds4mlx.text.segments import CONTROL_LITERALS
@@ -30,7 +32,7 @@ def allows(tool, *arguments):
     return grammar.done
 
 
-@pytest.mark.parametrize(("schema", "value", "allowed"), [
+VALUES = [
     ({"type": "string"}, '"a </b> \\n &amp; \u4e2d"', True), ({"type": "string"}, "3", False),
     ({"type": "string", "maxLength": 3}, '"\u4e2d\u6587x"', True),
     ({"type": "string", "maxLength": 3}, '"abcd"', False),
@@ -45,7 +47,10 @@ def allows(tool, *arguments):
     ({"type": "number"}, "1.5e-7", True), ({"type": "array", "items": {"type": "boolean"}}, "[true, false]", True),
     ({}, '{"any": [1, "x"]}', True),
     ({"$ref": "#/$defs/node"}, '{"next": {"next": {}}}', True), ({"$ref": "#/$defs/node"}, '{"next": 1}', False),
-])
+]
+
+
+@pytest.mark.parametrize(("schema", "value", "allowed"), VALUES)
 def test_a_value_passes_where_its_schema_allows_it(schema, value, allowed):
     assert allows(strict({"x": schema}, ["x"], **{"$defs": {"node": NODE}}), f'{{"x": {value}}}') is allowed
 
@@ -56,6 +61,31 @@ def test_a_value_passes_where_its_schema_allows_it(schema, value, allowed):
 def test_required_parameters_must_come_and_all_come_in_the_order_of_the_schema(arguments, allowed):
     text = {"type": "string"}
     assert allows(strict({"a": text, "b": text, "c": text}, ["b"]), arguments) is allowed
+
+
+def keeps(tool, arguments):
+    """Whether the arguments of a call that is there already keep to its schema."""
+    schema = tool.schema["parameters"]
+    text = json_text.spell(in_schema_order(json_text.parse(arguments), schema, schema))
+    return VOCABULARY.matches(arguments_grammar(tool), text)
+
+
+@pytest.mark.parametrize(("schema", "value", "allowed"), VALUES)
+def test_the_same_values_keep_to_the_schema_when_they_are_there_already(schema, value, allowed):
+    assert keeps(strict({"x": schema}, ["x"], **{"$defs": {"node": NODE}}), f'{{"x": {value}}}') is allowed
+
+
+@pytest.mark.parametrize(("arguments", "allowed"), [
+    ('{"b": {"y": 1, "x": 2}, "a": [{"y": 1, "x": 2}]}', True), ('{"a": [], "b": {"z": 1}}', True),
+    ('{"b": {"x": 2}}', False), ('{"a": [], "b": {"y": 1, "x": "2"}}', False), ("[]", False),
+    ('{"a": [], "c": 1}', False)])
+def test_their_order_does_not_matter_then(arguments, allowed):
+    numbers = {"type": "object", "properties": {"x": {"type": "integer"}, "y": {"type": "integer"}},
+               "additionalProperties": False}
+    other = {**numbers, "properties": {"z": {"type": "integer"}}}
+    tool = strict({"a": {"type": "array", "items": {"$ref": "#/$defs/n"}}, "b": {"anyOf": [numbers, other]}}, ["a"],
+                  **{"$defs": {"n": numbers}})
+    assert keeps(tool, arguments) is allowed
 
 
 def test_a_call_without_arguments_passes_where_none_are_required():

@@ -80,6 +80,32 @@ def test_what_only_looks_like_a_block_is_text(text):
     assert (whole.content, whole.calls, stream.finish_reason) == ("See " + text + " there", (), "stop")
 
 
+def fitting(command):
+    """A stream of a strict tool that takes one command only."""
+    return AnswerStream(thinking=False, tools=["bash"], fits=lambda name, arguments: command in arguments)
+
+
+@pytest.mark.parametrize("mark", [b"", DSML.encode(), "DSML｜".encode(), f"｜{DSML}｜".encode()])
+def test_other_spellings_count_if_they_keep_to_the_schema_of_a_strict_tool(mark):
+    stream = fitting("ls")
+    assert gather(push(stream, START + CALL + END, mark) + stream.finish("stop")).calls == BASH
+    stream, text = fitting("pwd"), START + CALL + END + " and more"
+    told = gather(push(stream, text, mark) + stream.finish("stop"))
+    assert told.calls == () and told.content == text.replace("D|", mark.decode()) and stream.finish_reason == "stop"
+
+
+@pytest.mark.parametrize("command, calls, reasoning", [
+    ("ls", BASH, "Hm."), ("pwd", (), quoted("Hm." + START + CALL + END))])
+def test_a_block_in_forgotten_reasoning_counts_if_it_keeps_to_a_strict_schema(command, calls, reasoning):
+    stream = AnswerStream(thinking=True, tools=["bash"], fits=lambda name, arguments: command in arguments)
+    told = gather(push(stream, "Hm." + START + CALL + END) + stream.finish("stop"))
+    assert (told.calls, told.reasoning) == (calls, reasoning)
+
+
+def test_a_canonical_block_is_never_asked_whether_it_fits():
+    assert gather(push(fitting("pwd"), START + CALL + END)).calls == BASH
+
+
 @pytest.mark.parametrize("text", ["<tool_calls>", '<tool_calls>\n<invoke name="bash">\n<parameter name="x">text'])
 def test_a_canonical_block_counts_after_quoted_markup(text):
     whole, _ = answer(text + START + CALL + END)

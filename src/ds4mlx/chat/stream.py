@@ -7,11 +7,11 @@ nothing of it is shown until it is whole, and it turns out to be calls or to be 
 """
 import codecs
 import logging
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Literal
 
 from ds4mlx.chat.events import (FinishReason, ParserEvent, ReasoningDelta, ReasoningEnd, Recovered, TextDelta,
-                                ToolBlockEnd, ToolBlockStart, ToolCallStart)
+                                ToolBlockEnd, ToolBlockStart, ToolCallStart, gather)
 from ds4mlx.chat.stop_strings import StopStrings
 from ds4mlx.chat.syntax.base import BLANKS, BlockState, MarkerScan, Region, ToolBlock, ToolSyntax, mark, spelled
 from ds4mlx.chat.syntax.dsml import Dsml
@@ -35,6 +35,7 @@ class _OpenBlock:
         self.tentative = tentative
         self.breaker = breaker                # a mark that cannot be in this block
         self.raw = raw                        # its text with the white space before it
+        self.events: list[ParserEvent] = []   # of a tentative one, until it is known to be one
 
 
 class AnswerStream:
@@ -44,10 +45,11 @@ class AnswerStream:
     """
 
     def __init__(self, *, thinking: bool, tools: Collection[str] | None, stop: Sequence[str] = (),
-                 syntax: ToolSyntax | None = None) -> None:
-        """thinking: the prompt ended inside reasoning; tools: declared names; without any no block is recognised."""
+                 syntax: ToolSyntax | None = None, fits: Callable[[str, str], bool] | None = None) -> None:
+        """thinking: the prompt ended inside reasoning; tools: declared names; without any no block is recognised.
+        fits: whether the arguments (JSON) of a call by this name keep to its schema, asked of tentative blocks only."""
         self._syntax: ToolSyntax = syntax or Dsml()
-        self._tools = frozenset(tools or ())
+        self._tools, self._fits = frozenset(tools or ()), fits
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._stops = StopStrings(stop)
         self._in_reasoning = thinking
@@ -202,6 +204,8 @@ class AnswerStream:
         block = self._block
         assert block is not None
         if block.reader.state is BlockState.COMPLETE and not self._in_reasoning:
+            if not self._counts(block):
+                return self._give_up(block) + rest
             self._complete(block)
         elif block.reader.state is BlockState.MALFORMED and block.tentative:
             return self._give_up(block) + rest
@@ -222,12 +226,23 @@ class AnswerStream:
         self._show(kept)
         return text[len(kept):]
 
+    def _counts(self, block: _OpenBlock) -> bool:
+        """Whether a whole block is one of calls: nothing held a tentative one to the schemas of strict tools."""
+        if not block.tentative:
+            return True
+        block.events += block.reader.take_events()
+        refused = [name for name, arguments in gather(block.events).calls
+                   if self._fits is not None and not self._fits(name, arguments)]
+        if refused:
+            log.info("the arguments of %r do not keep to its strict schema; the block is shown as text", refused[0])
+        return not refused
+
     def _complete(self, block: _OpenBlock) -> None:
         if block.tentative:
             self._flush_stops()
             if self.done:
                 return
-            self._emit([ToolBlockStart(), *block.reader.take_events()])
+            self._emit([ToolBlockStart(), *block.events])
         self.exact_block = block.canonical
         self._emit([ToolBlockEnd()])
         self._end("tool_calls")
@@ -236,7 +251,7 @@ class AnswerStream:
         """The answer ends while a block is open, or complete inside reasoning."""
         if not block.tentative:
             self._break_off(block, reason)
-        elif block.reader.state is BlockState.COMPLETE and reason != "cancelled":
+        elif block.reader.state is BlockState.COMPLETE and reason != "cancelled" and self._counts(block):
             self.implicit_close = True
             self._close_reasoning()
             self._complete(block)

@@ -3,11 +3,18 @@
     reasoning: free, but it must be closed where a format or a call is due
     text:      a response format or a block of calls, where one is asked for, from the first token on
     block:     calls of declared tools, from the mark `<｜DSML｜` on, where one of them is strict
+
+A block inside of reasoning, or spelled without the mark, cannot be held to anything, as it may be a quotation: a strict
+tool's call in it counts if it keeps to its schema all the same (`fits`).
 """
+from collections.abc import Sequence
+
 import numpy as np
 
-from ds4mlx.chat.messages import Conversation, TextPart
-from ds4mlx.chat.syntax.grammars import answer_grammar, block_grammar
+from ds4mlx.chat import json_text
+from ds4mlx.chat.messages import Conversation, TextPart, Tool
+from ds4mlx.chat.syntax.grammars import answer_grammar, arguments_grammar, block_grammar
+from ds4mlx.chat.syntax.schemas import in_schema_order
 from ds4mlx.text.grammar import Grammar, Vocabulary
 from ds4mlx.text.segments import DSML, EOS, Control
 
@@ -15,9 +22,10 @@ from ds4mlx.text.segments import DSML, EOS, Control
 class Constraint:
     """Of one answer. mask(), then accept() of the token that was sampled, both told whether it is one of reasoning."""
 
-    def __init__(self, grammar: Grammar, vocabulary: Vocabulary, *, at_block: bool) -> None:
+    def __init__(self, grammar: Grammar, vocabulary: Vocabulary, tools: Sequence[Tool] = (), *, at_block: bool) -> None:
         """at_block: the grammar is that of a block that the model opens if it likes, not of the whole text."""
-        self._grammar, self._at_block = grammar, at_block
+        self._grammar, self._at_block, self._vocabulary = grammar, at_block, vocabulary
+        self._strict = {tool.name: tool for tool in tools if tool.strict}
         self._all_but_eos = None if at_block else vocabulary.all_but_eos()
         self._active = False
         self._before_mark = False     # a mark that comes next opens a block
@@ -38,6 +46,18 @@ class Constraint:
             self._active = self._before_mark
         self._before_mark = isinstance(piece, bytes) and piece.endswith(b"<")
 
+    def fits(self, name: str, arguments: str) -> bool:
+        """Whether a call that nothing held keeps to the schema of its tool, if that is strict."""
+        tool = self._strict.get(name)
+        if tool is None:
+            return True
+        schema = tool.schema.get("parameters")
+        try:
+            text = json_text.spell(in_schema_order(json_text.parse(arguments), schema, schema))
+        except (ValueError, RecursionError):
+            return False
+        return self._vocabulary.matches(arguments_grammar(tool), text)
+
 
 def constraint_of(conversation: Conversation, vocabulary: Vocabulary) -> Constraint | None:
     """None where the answer is free. Raises BadRequest for schemas that no answer can be held to."""
@@ -46,7 +66,7 @@ def constraint_of(conversation: Conversation, vocabulary: Vocabulary) -> Constra
     if form is None and not must_call:
         if not any(tool.strict for tool in tools):
             return None
-        return Constraint(vocabulary.compile(block_grammar(tools), "tools"), vocabulary, at_block=True)
+        return Constraint(vocabulary.compile(block_grammar(tools), "tools"), vocabulary, tools, at_block=True)
     names = must_call or tuple(tool.name for tool in tools)
     source = answer_grammar(form, tools, names, must_call=bool(must_call))
     grammar = vocabulary.compile(source, "tools" if must_call or form is None else "response_format")
@@ -54,4 +74,4 @@ def constraint_of(conversation: Conversation, vocabulary: Vocabulary) -> Constra
     if conversation.continue_final and last.role == "assistant" and not must_call:
         begun = "".join(part.text for part in last.parts if isinstance(part, TextPart))
         grammar.skip(vocabulary.tokenizer.encode_literal(begun))
-    return Constraint(grammar, vocabulary, at_block=False)
+    return Constraint(grammar, vocabulary, tools, at_block=False)

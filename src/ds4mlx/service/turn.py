@@ -108,7 +108,8 @@ class Answer:
         self._tokenizer, self._scheduler, self._mailbox = tokenizer, scheduler, mailbox
         self._stall_timeout_s = stall_timeout_s
         tools = () if turn.conversation.tools_banned else tuple(tool.name for tool in turn.conversation.tools)
-        self._stream = AnswerStream(thinking=prompt.thinking, tools=tools, stop=turn.stop)
+        self._stream = AnswerStream(thinking=prompt.thinking, tools=tools, stop=turn.stop,
+                                    fits=prompt.constraint.fits if prompt.constraint else None)
         self._sampling = _Samplings(turn, tokenizer)
         self.hints = turn.conversation.ids
         self._why: str | None = None

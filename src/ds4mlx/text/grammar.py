@@ -53,6 +53,15 @@ class Vocabulary:
         grammar.mask()   # faults that only show at the first token are found here
         return grammar
 
+    def matches(self, source: str, text: str) -> bool:
+        """Whether a text is a whole one of the grammar's; False where that cannot be told."""
+        try:
+            grammar = self.compile(source, "text")
+            grammar.skip(self.tokenizer.encode_literal(text))
+            return bool(grammar.mask()[self.tokenizer.eos])
+        except BadRequest:
+            return False
+
     def shortened(self, mask: np.ndarray) -> np.ndarray:
         """A mask without digits if what comes is a number, to which no letter belongs, and something else is left."""
         if mask[self._letter]:

@@ -5,6 +5,7 @@ from ds4mlx.chat.messages import Json, Tool
 from ds4mlx.chat.syntax.dsml_grammar import calls
 from ds4mlx.chat.syntax.schemas import json_rule
 
+SPACED: dict[str, Json] = {"item_separator": ", ", "key_separator": ": "}
 BLANKS = r"[\x20\x0A\x0D\x09]{1,64}"   # at a place where JSON has room for some: bounded, or a model may never end them
 
 
@@ -27,6 +28,12 @@ def answer_grammar(form: dict[str, Json] | None, tools: Sequence[Tool], names: C
 def block_grammar(tools: Sequence[Tool]) -> str:
     """A block of calls behind its opening `<｜DSML｜`. Raises BadRequest as `calls` does."""
     return f"start: block\n{calls(tools)}"
+
+
+def arguments_grammar(tool: Tool) -> str:
+    """The arguments of a tool's call as one JSON text, as `json_text.spell` writes it, in its schema's order."""
+    schema = tool.schema.get("parameters")
+    return f"start: {json_rule({} if schema is None else schema, {'whitespace_flexible': False, **SPACED})}"
 
 
 def _text(form: dict[str, Json]) -> str:

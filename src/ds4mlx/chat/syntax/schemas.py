@@ -102,6 +102,31 @@ def followed(schema: Json, root: Json) -> Json:
     return schema
 
 
+def in_schema_order(value: Json, schema: Json, root: Json) -> Json:
+    """A value with the members of its objects in the order that the schema declares them in, others behind them: the
+    order that grammars know."""
+    if isinstance(value, list):
+        parts = [part.get("items") for part in _parts(schema, root)]
+        return [in_schema_order(item, next(filter(None, parts), None), root) for item in value]
+    if not isinstance(value, dict):
+        return value
+    declared: dict[str, Json] = {}
+    for part in _parts(schema, root):
+        if isinstance(properties := part.get("properties"), dict):
+            declared |= {name: inner for name, inner in properties.items() if name not in declared}
+    names = [*(name for name in declared if name in value), *(name for name in value if name not in declared)]
+    return {name: in_schema_order(value[name], declared.get(name), root) for name in names}
+
+
+def _parts(schema: Json, root: Json) -> list[dict[str, Json]]:
+    """A schema and those that it is combined of, as far as they are objects."""
+    schema = followed(schema, root)
+    if not isinstance(schema, dict):
+        return []
+    others = [part for key in ("allOf", "anyOf", "oneOf") for part in schema.get(key) or []]
+    return [schema, *(part for other in others if isinstance(part := followed(other, root), dict))]
+
+
 def _pointed(reference: Json, root: Json) -> Json:
     if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
         return None
