@@ -6,9 +6,10 @@ from state import whole
 
 from ds4mlx import ops
 from ds4mlx.config import Settings
+from ds4mlx.engine import mlx_memory
 from ds4mlx.engine.mlx_engine import open_mlx
 from ds4mlx.engine.mlx_sampling import uniform
-from ds4mlx.engine.protocol import Row, Sampling
+from ds4mlx.engine.protocol import MemoryPlan, Row, Sampling
 from ds4mlx.errors import CheckpointError, DoesNotFit
 
 GREEDY = Sampling(temperature=0.0)
@@ -208,8 +209,20 @@ def test_tokens_past_the_context_or_the_vocabulary_are_refused(engine, session):
 
 
 def test_what_does_not_fit_is_refused_with_the_numbers(tiny_path):
-    with pytest.raises(DoesNotFit, match=r"context of 32768 tokens needs .* the limit is 0\.0 GB; use a smaller --ctx"):
+    with pytest.raises(DoesNotFit, match=r"context of 32768 tokens needs .* the limit is 0\.0 GB; use a smaller model"):
         open_mlx(Settings(memory_limit_gb=0.01), tiny_path)
+
+
+@pytest.mark.parametrize("limit, advice", [
+    (420_000, "use --batched-session 3 or --ctx 24576, or raise"), (91_000, "use --ctx 4096, or raise"),
+    (30_000, "use a smaller model: 1024 tokens of context do not fit, or raise")])
+def test_a_refusal_names_the_most_that_fits(limit, advice):
+    def plan(context, sessions):
+        return MemoryPlan(25_000, 4 * context, sessions, 0, limit)
+
+    with pytest.raises(DoesNotFit, match=advice):
+        mlx_memory.require(plan(32768, 4), 32768, plan)
+    assert plan(32768, 3).fits == plan(24576, 4).fits == (limit == 420_000) and plan(4096, 4).fits == (limit > 30_000)
 
 
 def test_the_plan_grows_with_context_and_sessions(engine):

@@ -11,7 +11,7 @@ from ds4mlx.config import Settings
 from ds4mlx.engine import mlx_memory
 from ds4mlx.engine.mlx_decode import Decoder
 from ds4mlx.engine.mlx_session import MLXSession
-from ds4mlx.engine.protocol import MemoryPlan, ModelInfo, Row, Step
+from ds4mlx.engine.protocol import MemoryPlan, MemoryUse, ModelInfo, Row, Step
 from ds4mlx.gguf.reader import GGUF
 from ds4mlx.models.deepseek_v4 import names, schema, weights
 from ds4mlx.models.deepseek_v4.state import Pools
@@ -40,8 +40,8 @@ class MLXEngine:
         self._config, self._packed = names.validate(file), settings.kv_round == "official"
         self._limit = mlx_memory.limit_bytes(settings.memory_limit_gb)
         context = min(settings.ctx, self._config.max_position_embeddings)
-        plan = self.plan(context, 1)
-        mlx_memory.require(plan, context)
+        plan = self.plan(context, settings.batched_session)
+        mlx_memory.require(plan, context, self.plan)
         mlx_memory.reserve(plan)
         self._model = weights.load(file, self._config, settings.kv_round)
         self._pools = Pools(self._config, settings.kv_round)
@@ -58,6 +58,9 @@ class MLXEngine:
         s = self._settings
         return mlx_memory.plan(self._file, self._config, context, sessions, self._packed, s.kv_rewind_points,
                                s.prefill_chunk, self._limit)
+
+    def memory(self) -> MemoryUse:
+        return MemoryUse(mx.get_active_memory(), mx.get_peak_memory())
 
     def arrays(self, tokens: int) -> Mapping[str, tuple[tuple[int, ...], np.dtype]]:
         return {name: (a.shape, a.dtype) for name, a in schema.arrays(self._config, tokens, self._packed).items()}

@@ -1,5 +1,6 @@
 """What fits: weights, states and working memory in bytes, known before anything is allocated."""
 import os
+from collections.abc import Callable
 
 import mlx.core as mx
 
@@ -14,6 +15,7 @@ from ds4mlx.models.deepseek_v4.weights import SPARSE
 from ds4mlx.ops import device
 from ds4mlx.ops.attend import QUERY_BLOCK
 
+CONTEXT_STEP = 1024     # tokens, of contexts that are proposed
 SHARE = 0.85  # of what the device recommends: the rest is the system's and the client's
 
 
@@ -81,13 +83,28 @@ def plan(file: GGUF, config: Config, context: int, sessions: int, packed: bool, 
                       scratch_bytes(config, min(chunk, context), context), limit)
 
 
-def require(plan_: MemoryPlan, context: int) -> None:
-    """Raises DoesNotFit, with the numbers, when the plan is over its limit."""
+PlanOf = Callable[[int, int], MemoryPlan]   # of a context and a number of sessions
+
+
+def require(plan_: MemoryPlan, context: int, plan_of: PlanOf | None = None) -> None:
+    """Raises DoesNotFit, with the numbers and, by `plan_of`, what would fit, when the plan is over its limit."""
     if plan_.fits:
         return
     gb = 1e9
     raise DoesNotFit(
         f"a context of {context} tokens needs {plan_.total_bytes / gb:.1f} GB (weights {plan_.weights_bytes / gb:.1f}, "
         f"{plan_.sessions} x {plan_.session_bytes / gb:.2f} of state, {plan_.scratch_bytes / gb:.1f} to work in), "
-        f"the limit is {plan_.limit_bytes / gb:.1f} GB; use a smaller --ctx, or raise --memory-limit-gb if the machine "
-        f"has the memory")
+        f"the limit is {plan_.limit_bytes / gb:.1f} GB; "
+        f"use {_what_fits(plan_.sessions, context, plan_of) if plan_of else 'a smaller --ctx'}, or raise "
+        f"--memory-limit-gb if the machine has the memory")
+
+
+def _what_fits(sessions: int, context: int, plan_of: PlanOf) -> str:
+    """The most sessions of that context, and the largest context for so many sessions."""
+    most = max((n for n in range(1, sessions) if plan_of(context, n).fits), default=0)
+    low, high = 0, -(-context // CONTEXT_STEP)      # in steps: the larger one does not fit
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if plan_of(middle * CONTEXT_STEP, sessions).fits else (low, middle)
+    ways = [f"--batched-session {most}"] * (most > 0) + [f"--ctx {low * CONTEXT_STEP}"] * (low > 0)
+    return " or ".join(ways) if ways else f"a smaller model: {CONTEXT_STEP} tokens of context do not fit"
