@@ -19,7 +19,7 @@ TABLE = {
     "models": LEAF | {"gguf", "ops"}, "ops": BOTTOM | {"gguf", "metal_kernels"},
     "engine": LEAF | {"gguf", "models", "ops", "metal_kernels"},
     "engine.stub": LEAF | {"engine.protocol", "gguf", "text"},  # its script may be written as text
-    "quant": BOTTOM | {"gguf", "models", "text"},
+    "quant": BOTTOM | {"gguf", "models", "text", ""},
     "service": BOTTOM | {"chat", "sessions", "text", "gguf", "engine.protocol", "engine.open"},
     "server": BOTTOM | {"chat", "service", "engine.protocol", "text.segments"},
     "tiny": LEAF | {"gguf", "text", "models", ""},
