@@ -37,7 +37,7 @@ def weights(rng: np.random.Generator, kind: str, rows: int, width: int) -> np.nd
 
 def ways(x: np.ndarray, raw: np.ndarray, kind: str) -> Iterator[tuple[str, Callable[[], object]]]:
     def numpy() -> None:
-        with mock.patch.object(native, "_library", lambda: None):
+        with mock.patch.object(native, "functions", lambda: None):
             native.matmul(x, raw, kind)
     if native.built():
         yield "vectors", lambda: native.matmul(x, raw, kind, threads=1)

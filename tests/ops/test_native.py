@@ -23,7 +23,7 @@ GATED = 1e-5  # SwiGLU multiplies two of them, whose own largest values its limi
 def way(request, monkeypatch):
     """Keyword arguments that choose a way to compute; the last one is what runs where nothing was built."""
     if request.param == "NumPy":
-        monkeypatch.setattr(native, "_library", lambda: None)
+        monkeypatch.setattr(native, "functions", lambda: None)
     elif not native.built():
         pytest.skip("native.cpp is not built")
     return {"simd": request.param == "vectors"}
@@ -221,5 +221,5 @@ def test_an_installation_with_a_compiler_has_built_it():
 
 
 def test_a_report_says_when_it_is_not_built(monkeypatch):
-    monkeypatch.setattr(native, "_library", lambda: None)
+    monkeypatch.setattr(native, "functions", lambda: None)
     assert not native.built() and "not built" in native.describe()

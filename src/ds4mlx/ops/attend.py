@@ -5,7 +5,7 @@ from math import isqrt
 import mlx.core as mx
 import numpy as np
 
-from ds4mlx.ops import native
+from ds4mlx.ops import native, native_step
 from ds4mlx.ops.dispatch import exact, pick
 from ds4mlx.ops.kernel import Input, kernel
 from ds4mlx.ops.kv_round import fp8_unpack, pack_bytes
@@ -106,8 +106,10 @@ def reference(q, cos, sin, window, start, rows, chosen, ratio, sink, width, eps,
     return rope_tail(o, cos, sin, inverse=True).reshape(T, H * D)
 
 
-def step_cpu(*args):
-    return step_reference(*args, native.product)
+def step_cpu(q, cos, sin, windows, positions, rows, most, chosen, ratio, sink, eps):
+    if native_step.row_form(windows, q.shape[1] // sink.shape[0], 2 * cos.shape[1]).fits():
+        return native_step.attend(q, cos, sin, windows, positions, rows, most, chosen, ratio, sink, eps)
+    return step_reference(q, cos, sin, windows, positions, rows, most, chosen, ratio, sink, eps, native.product)
 
 
 def step_reference(q, cos, sin, windows, positions, rows, most, chosen, ratio, sink, eps, product: Product = mx.matmul):

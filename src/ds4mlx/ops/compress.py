@@ -5,6 +5,7 @@ halves ([:w]) of the group before with the own halves ([w:]) of its own group.
 """
 import mlx.core as mx
 
+from ds4mlx.ops import native_step
 from ds4mlx.ops.dispatch import pick
 from ds4mlx.ops.kernel import Template, kernel
 from ds4mlx.ops.kv_round import Packing, pack, pack_bytes
@@ -50,7 +51,15 @@ def compress_token(k: mx.array, s: mx.array, frontiers: mx.array, ape: mx.array,
     if frontiers.shape != (B, m * ratio, 2, columns) or cos.shape[0] != B or positions.shape != (B,):
         raise ValueError(f"compress_token: frontiers {frontiers.shape}, tables {cos.shape}, positions "
                          f"{positions.shape} for k {k.shape}, needed {(B, m * ratio, 2, columns)} and {B} of the others")
-    return pick(token_reference, metal=token_metal)(k, s, frontiers, ape, norm, cos, sin, positions, packing, eps)
+    run = pick(token_reference, metal=token_metal, native=token_cpu)
+    return run(k, s, frontiers, ape, norm, cos, sin, positions, packing, eps)
+
+
+def token_cpu(k, s, frontiers, ape, norm, cos, sin, positions, packing, eps):
+    form = native_step.Rows(norm.shape[0], 2 * cos.shape[1], packing)
+    if not form.fits():
+        return token_reference(k, s, frontiers, ape, norm, cos, sin, positions, packing, eps)
+    return native_step.compress(k, s, frontiers, ape, norm, cos, sin, positions, form, eps)
 
 
 def token_reference(k, s, frontiers, ape, norm, cos, sin, positions, packing, eps):

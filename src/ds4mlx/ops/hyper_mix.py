@@ -3,6 +3,7 @@ from collections.abc import Callable
 
 import mlx.core as mx
 
+from ds4mlx.ops import native, native_step
 from ds4mlx.ops.dense_matmul import dense_matmul
 from ds4mlx.ops.dense_matmul import reference as dense_reference
 from ds4mlx.ops.dispatch import pick
@@ -44,7 +45,8 @@ def hyper_enter(streams: mx.array, sums: mx.array, scale: mx.array, base: mx.arr
     `iterations` Sinkhorn rounds, the first of them over columns only (39 normalisations for 20).
     """
     metal = enter_metal if _has_kernels(streams) else None
-    return pick(enter_reference, metal=metal)(streams, sums, scale, base, norm, iterations, hc_eps, norm_eps)
+    run = pick(enter_reference, metal=metal, native=enter_cpu)
+    return run(streams, sums, scale, base, norm, iterations, hc_eps, norm_eps)
 
 
 def hyper_leave(streams: mx.array, sums: mx.array, scale: mx.array, base: mx.array, norm: mx.array, hc_eps: float,
@@ -54,7 +56,7 @@ def hyper_leave(streams: mx.array, sums: mx.array, scale: mx.array, base: mx.arr
     As `hyper_enter`, with sums [T, P, N + 1], scale [1], base [N].
     """
     metal = leave_metal if _has_kernels(streams) else None
-    return pick(leave_reference, metal=metal)(streams, sums, scale, base, norm, hc_eps, norm_eps)
+    return pick(leave_reference, metal=metal, native=leave_cpu)(streams, sums, scale, base, norm, hc_eps, norm_eps)
 
 
 def _has_kernels(streams: mx.array) -> bool:
@@ -69,7 +71,22 @@ def _float_product(x: mx.array, w: Blocks) -> mx.array:
 
 
 def mix_cpu(streams, fn, update):
-    return mix_reference(streams, fn, update, dense_matmul)
+    if not native_step.takes_streams(streams):
+        return mix_reference(streams, fn, update, dense_matmul)
+    after, sums = native_step.mix_streams(streams, update, fn.shape[0])
+    sums[:, :-1] = native.matmul(after.reshape(len(after), -1), fn.host(), fn.kind)
+    return mx.array(after) if update else streams, mx.array(sums[:, None])
+
+
+def enter_cpu(streams, sums, scale, base, norm, iterations, hc_eps, norm_eps):
+    run = native_step.enter if native_step.takes_streams(streams) else enter_reference
+    return run(streams, sums, scale, base, norm, iterations, hc_eps, norm_eps)
+
+
+def leave_cpu(streams, sums, scale, base, norm, hc_eps, norm_eps):
+    if not native_step.takes_streams(streams):
+        return leave_reference(streams, sums, scale, base, norm, hc_eps, norm_eps)
+    return native_step.enter(streams, sums, scale, base, norm, 0, hc_eps, norm_eps, leave=True)[0]
 
 
 def mix_reference(streams, fn, update, product: Product = _float_product):

@@ -5,7 +5,7 @@ of 32 channels each). Both of one call are held the same way, and the dtype tell
 """
 import mlx.core as mx
 
-from ds4mlx.ops import kv_round, native
+from ds4mlx.ops import kv_round, native, native_step
 from ds4mlx.ops.dispatch import exact, pick
 from ds4mlx.ops.kernel import Input, kernel
 from ds4mlx.ops.paged import Paged
@@ -26,7 +26,7 @@ def index_queries(q: mx.array, cos: mx.array, sin: mx.array, packed: bool) -> mx
     """
     if q.shape[0] != cos.shape[0] or q.shape[-1] < 2 * cos.shape[-1]:
         raise ValueError(f"index_queries: q {q.shape} with tables {cos.shape}")
-    return pick(queries_reference, metal=queries_metal)(q, cos, sin, packed)
+    return pick(queries_reference, metal=queries_metal, native=queries_cpu)(q, cos, sin, packed)
 
 
 def index_scores(q: mx.array, weight: mx.array, rows: mx.array, scale: float = 1.0) -> mx.array:
@@ -72,6 +72,14 @@ def queries_reference(q, cos, sin, packed):
     return kv_round.fp4_pack(turned) if packed else turned
 
 
+def queries_cpu(q, cos, sin, packed):
+    T, H, W = q.shape
+    form = native_step.Rows(W, 2 * cos.shape[1], "fp4" if packed else None)
+    if not form.fits() or q.size == 0:
+        return queries_reference(q, cos, sin, packed)
+    return mx.array(native_step.make_rows(q.reshape(T * H, W), form, None, 0.0, cos, sin)).reshape(T, H, -1)
+
+
 def scores_cpu(q, weight, rows, scale):
     return scores_reference(q, weight, rows, scale, native.product)
 
@@ -92,6 +100,10 @@ def scores_reference(q, weight, rows, scale, product=mx.matmul):
 
 
 def scores_step_cpu(q, weight, rows, most, scale):
+    packing = "fp4" if q.dtype == mx.uint8 else None
+    form = native_step.Rows(q.shape[-1] * 32 // 17 if packing else q.shape[-1], 0, packing)
+    if form.fits() and weight.shape[1] <= native_step.MOST_HEADS:
+        return native_step.scores(q, weight, rows, most, scale, form)
     return scores_step_reference(q, weight, rows, most, scale, native.product)
 
 

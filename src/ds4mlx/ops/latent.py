@@ -1,6 +1,8 @@
 """What attention keeps of a chunk: its latent queries, normalised, and its rows behind those of the window."""
 import mlx.core as mx
+import numpy as np
 
+from ds4mlx.ops import native_step
 from ds4mlx.ops.dispatch import pick
 from ds4mlx.ops.kernel import Input, kernel
 from ds4mlx.ops.kv_round import pack, pack_bytes
@@ -20,7 +22,7 @@ def latent(q: mx.array, kv: mx.array, q_norm: mx.array, kv_norm: mx.array, cos: 
     width, dtype = _row(kv, cos, packed)
     if window.shape[1] != width or window.dtype != dtype:
         raise ValueError(f"latent: window {window.shape} {window.dtype}, needed rows of {width} {dtype}")
-    return pick(reference, metal=metal)(q, kv, q_norm, kv_norm, cos, sin, window, packed, eps)
+    return pick(reference, metal=metal, native=cpu)(q, kv, q_norm, kv_norm, cos, sin, window, packed, eps)
 
 
 def latent_step(q: mx.array, kv: mx.array, q_norm: mx.array, kv_norm: mx.array, cos: mx.array, sin: mx.array,
@@ -34,12 +36,36 @@ def latent_step(q: mx.array, kv: mx.array, q_norm: mx.array, kv_norm: mx.array, 
     if windows.shape[::2] != (kv.shape[0], width) or windows.dtype != dtype or positions.shape != kv.shape[:1]:
         raise ValueError(f"latent_step: windows {windows.shape} {windows.dtype}, positions {positions.shape}, needed "
                          f"rows of {width} {dtype} for {kv.shape[0]} sequences")
-    return pick(step_reference, metal=step_metal)(q, kv, q_norm, kv_norm, cos, sin, windows, positions, packed, eps)
+    run = pick(step_reference, metal=step_metal, native=step_cpu)
+    return run(q, kv, q_norm, kv_norm, cos, sin, windows, positions, packed, eps)
 
 
 def _row(kv: mx.array, cos: mx.array, packed: bool) -> tuple[int, mx.Dtype]:
     D, R = kv.shape[1], 2 * cos.shape[1]
     return (pack_bytes(D, R), mx.uint8) if packed else (D, mx.float32)
+
+
+def cpu(q, kv, q_norm, kv_norm, cos, sin, window, packed, eps):
+    form = native_step.row_form(window, kv.shape[1], 2 * cos.shape[1])
+    if not form.fits() or q.shape[1] % native_step.LANES:
+        return reference(q, kv, q_norm, kv_norm, cos, sin, window, packed, eps)
+    rows = mx.array(native_step.make_rows(kv, form, kv_norm, eps, cos, sin))
+    return _latent_queries(q, q_norm, cos, sin, eps), mx.concatenate([window, rows]) if window.size else rows
+
+
+def step_cpu(q, kv, q_norm, kv_norm, cos, sin, windows, positions, packed, eps):
+    (B, width, _), form = windows.shape, native_step.row_form(windows, kv.shape[1], 2 * cos.shape[1])
+    if not form.fits() or q.shape[1] % native_step.LANES:
+        return step_reference(q, kv, q_norm, kv_norm, cos, sin, windows, positions, packed, eps)
+    mx.eval(windows)
+    after = np.array(windows)       # a copy
+    places = np.arange(B) * width + np.array(positions) % width
+    native_step.make_rows(kv, form, kv_norm, eps, cos, sin, after, places)
+    return _latent_queries(q, q_norm, cos, sin, eps), mx.array(after)
+
+
+def _latent_queries(q: mx.array, norm: mx.array, cos: mx.array, sin: mx.array, eps: float) -> mx.array:
+    return mx.array(native_step.make_rows(q, native_step.Rows(q.shape[1], 0, None), norm, eps, cos[:, :0], sin[:, :0]))
 
 
 def reference(q, kv, q_norm, kv_norm, cos, sin, window, packed, eps):

@@ -3,6 +3,9 @@
 // y = x W^T for a matrix, and for the experts that tokens have chosen. A task is a chunk of rows of one matrix; threads
 // take tasks from a counter. A result is computed by one task, always in the same order, so it does not depend on the
 // number of threads. Every function returns 0, or 1 for an argument that it refuses. native.py is the other side.
+//
+// The rest are small operations of a step, on rows of the cache, streams and logits, which are not worth a graph;
+// native_step.py is their other side.
 #include "native_lanes.h"
 
 #include <algorithm>
@@ -35,11 +38,68 @@ struct {
     alignas(32) uint32_t signs[128][8];  // 0, or the sign bit
 } IQ2;
 
+float E4M3[256];  // of each code
+
+// How a row is held: packing 0 is floats, 1 and 2 are `fp8_pack` and `fp4_pack` of ops/kv_round.py.
+struct Form {
+    size_t packing, width, tail, bytes;  // channels, of them rotary; of a row
+};
+
+// Row r of sequence b: native_step.py has the same structure, and of the three below.
+struct Paged {
+    const uint8_t* rows;
+    const int32_t* pages;  // [sequences, held]
+    size_t held, page_rows;
+
+    const uint8_t* of(size_t b, size_t r, size_t bytes) const {
+        return rows + (size_t(pages[b * held + r / page_rows]) * page_rows + r % page_rows) * bytes;
+    }
+};
+
+struct Attend {
+    Form form;
+    Paged rows;
+    const uint8_t* windows;
+    const float *q, *cos, *sin, *sink;
+    const int32_t *positions, *chosen;  // chosen [sequences, picks], or null
+    size_t sequences, heads, window, most, picks, ratio;
+    float eps;
+};
+
+constexpr size_t MOST_HEADS = 128;
+
+struct Scores {
+    Form form;
+    Paged rows;
+    const uint8_t* q;
+    const float* weight;
+    size_t sequences, heads, most;  // heads up to MOST_HEADS
+    float scale;
+};
+
+struct Compress {
+    Form form;
+    const float *k, *s, *ape, *norm, *cos, *sin;
+    const int32_t* positions;
+    size_t sequences, ratio, overlap;  // overlap: groups that a row pools
+    float eps;
+};
+
+constexpr size_t MOST_STREAMS = 8;
+
+struct Hyper {
+    const float* streams;  // [tokens, N, D]
+    size_t tokens, N, D;   // N up to MOST_STREAMS
+    float hc_eps, norm_eps;
+};
+
 using Product = void (*)(const Rows&, const float* const*, size_t, float*, size_t, float*);
 
 namespace plain {
 using namespace ::plain;  // its lanes
 #include "native_products.h"
+#include "native_rows.h"
+#include "native_hyper.h"
 }  // namespace plain
 
 #ifdef DS4MLX_AVX2
@@ -47,6 +107,8 @@ AVX2_BEGIN
 namespace avx2 {
 using namespace ::avx2;
 #include "native_products.h"
+#include "native_rows.h"
+#include "native_hyper.h"
 }  // namespace avx2
 AVX2_END
 #endif
@@ -55,21 +117,33 @@ AVX2_END
 namespace neon {
 using namespace ::neon;
 #include "native_products.h"
+#include "native_rows.h"
+#include "native_hyper.h"
 }  // namespace neon
 #endif
 
 struct InstructionSet {
     const char* name;
     Product product;
+    decltype(&plain::finish) finish;
+    decltype(&plain::attend) attend;
+    decltype(&plain::score) score;
+    decltype(&plain::compress) compress;
+    decltype(&plain::mix_streams) mix_streams;
+    decltype(&plain::enter) enter;
 };
 
 InstructionSet choose(int simd) {
 #if defined(DS4MLX_AVX2)
-    if (simd && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return {"AVX2", avx2::product};
+    if (simd && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
+        return {"AVX2", avx2::product, avx2::finish, avx2::attend, avx2::score, avx2::compress,
+                avx2::mix_streams, avx2::enter};
 #elif defined(DS4MLX_NEON)
-    if (simd) return {"NEON", neon::product};
+    if (simd) return {"NEON", neon::product, neon::finish, neon::attend, neon::score, neon::compress,
+                neon::mix_streams, neon::enter};
 #endif
-    return {"plain C++", plain::product};
+    return {"plain C++", plain::product, plain::finish, plain::attend, plain::score, plain::compress,
+                plain::mix_streams, plain::enter};
 }
 
 // Threads that outlive a call: starting one takes longer than many a product.
@@ -180,6 +254,72 @@ template <class Task> void run(const Runner& with, size_t work, size_t tasks, co
     Pool::run(work < SMALL ? 1 : size_t(std::max(with.threads, 1)), tasks, task);
 }
 
+// Tokens of one row of logits, best first and of equal ones the lower first, as far as they are asked for. Weights are
+// whole multiples of 2^-40 of the best one's, as ops/sample.py has them.
+class Ranked {
+public:
+    Ranked(const float* logits, size_t count, float temperature, float min_p) {
+        const float best = *std::max_element(logits, logits + count);
+        for (size_t i = 0; i < count; i++) {
+            const float gap = logits[i] == best ? 0 : logits[i] - best, p = std::exp(gap / temperature);
+            const int64_t weight = int64_t(p * 0x1p40f);
+            if (weight <= 0) continue;  // a NaN is none either
+            left.push_back({logits[i], uint32_t(i), weight});
+            total += weight, likely += p >= min_p ? weight : 0;
+        }
+        std::make_heap(left.begin(), left.end(), worse);
+    }
+
+    int64_t total = 0, likely = 0;  // weight of all, and of what min-p keeps
+
+    // Sum of weights up to rank `rank`, with it.
+    int64_t sum(size_t rank) {
+        while (sums.size() <= rank && !left.empty()) {
+            std::pop_heap(left.begin(), left.end(), worse);
+            sums.push_back((sums.empty() ? 0 : sums.back()) + left.back().weight), ids.push_back(left.back().id);
+            left.pop_back();
+        }
+        return sums.empty() ? 0 : sums[std::min(rank, sums.size() - 1)];
+    }
+
+    // The rank at which the running sum first is above `limit`, at the latest the last.
+    size_t passes(int64_t limit) {
+        size_t rank = 0;
+        while (sum(rank) <= limit && rank + 1 < sums.size() + left.size()) rank++;
+        return rank;
+    }
+
+    uint32_t id(size_t rank) { return sum(rank) ? ids[rank] : 0; }
+
+private:
+    struct Token {
+        float logit;
+        uint32_t id;
+        int64_t weight;
+    };
+
+    static bool worse(const Token& a, const Token& b) {
+        return a.logit < b.logit || (a.logit == b.logit && a.id > b.id);
+    }
+
+    std::vector<Token> left;  // a heap
+    std::vector<int64_t> sums;
+    std::vector<uint32_t> ids;
+};
+
+uint32_t sampled(const float* logits, size_t count, float uniform, float temperature, int32_t top_k, float min_p,
+                 float top_p) {
+    if (!(temperature > 0 && top_p > 0)) return uint32_t(std::max_element(logits, logits + count) - logits);
+    Ranked ranked(logits, count, std::min(std::max(temperature, 1e-30f), 1e30f), min_p);
+    const int64_t total = top_k > 0 && size_t(top_k) < count ? ranked.sum(size_t(top_k) - 1) : ranked.total;
+    int64_t kept = std::max(std::min(total, ranked.likely), int64_t(1));
+    if (top_p < 1) {
+        const int64_t enough = std::max(int64_t(float(total) * top_p), int64_t(1));
+        kept = std::min(kept, ranked.sum(ranked.passes(enough - 1)));
+    }
+    return ranked.id(ranked.passes(std::min(int64_t(float(kept) * uniform), kept - 1)));
+}
+
 // The pairs (token, slot) of each chosen expert; pair t S + s is token t's slot s.
 struct Groups {
     std::vector<size_t> pairs, starts;
@@ -206,12 +346,16 @@ struct Groups {
 extern "C" {
 
 // Changes with the signatures below, so that native.py can tell an old build from its own.
-int ds4mlx_version() { return 2; }
+int ds4mlx_version() { return 3; }
 
 const char* ds4mlx_instructions(int simd) { return choose(simd).name; }
 
-// The IQ2_XXS codebook and sign rows of gguf/dequant.py. To be called before any product.
+// The IQ2_XXS codebook and sign rows of gguf/dequant.py. To be called before all else.
 void ds4mlx_codebook(const int8_t* grid, const int8_t* signs) {
+    for (uint32_t code = 0; code < 256; code++) {
+        const float size = of_bits((code & 127) << 20) * 0x1p120f;  // exponents differ by 120; right for subnormals too
+        E4M3[code] = code & 128 ? -size : size;
+    }
     for (size_t i = 0; i < 256 * 8; i++) IQ2.grid[i / 8][i % 8] = grid[i];
     for (size_t i = 0; i < 128 * 8; i++) IQ2.signs[i / 8][i % 8] = signs[i] < 0 ? 1u << 31 : 0;
 }
@@ -283,6 +427,93 @@ int ds4mlx_down(const Runner* with, const Stack* w, const float* mid, size_t tok
             for (size_t i = 0; i < many; i++)
                 for (size_t r = 0; r < count; r++) y[pairs[i] / slots * w->rows + first + r] += part[i * count + r];
         }
+    });
+    return 0;
+}
+
+// Rows of `count` vectors x [count, width]: over their rms times norm, unless that is null, rotated and packed. `each`
+// of them share a row of cos and sin; vector i goes to row at[i] of rows.
+int ds4mlx_rows(const Runner* with, const Form* form, size_t count, size_t each, const float* x, const float* norm,
+                float eps, const float* cos, const float* sin, const int64_t* at, uint8_t* rows) {
+    const InstructionSet simd = choose(with->simd);
+    constexpr size_t AT_ONCE = 16;
+    run(*with, count * form->width * 16, (count + AT_ONCE - 1) / AT_ONCE, [&](size_t task) {
+        float* v = scratch<0>(form->width);
+        for (size_t i = task * AT_ONCE; i < std::min(count, (task + 1) * AT_ONCE); i++) {
+            memcpy(v, x + i * form->width, form->width * sizeof(float));
+            const size_t angle = i / each * (form->tail / 2);
+            simd.finish(v, *form, norm, eps, cos + angle, sin + angle, rows + size_t(at[i]) * form->bytes);
+        }
+    });
+    return 0;
+}
+
+// `attention_step` of ops/attend.py. o [sequences, heads, width].
+int ds4mlx_attend(const Runner* with, const Attend* a, float* o) {
+    const InstructionSet simd = choose(with->simd);
+    constexpr size_t HEADS = 8;
+    const size_t D = a->form.width, groups = (a->heads + HEADS - 1) / HEADS;
+    const size_t work = a->sequences * a->heads * (a->window + (a->chosen ? a->picks : a->most)) * D * 2;
+    run(*with, work, a->sequences * groups, [&](size_t task) {
+        const size_t b = task / groups, first = task % groups * HEADS, heads = std::min(HEADS, a->heads - first);
+        float* room = scratch<0>((HEADS + 32) * D + HEADS * 34);
+        simd.attend(*a, b, first, heads, o + (b * a->heads + first) * D, room);
+    });
+    return 0;
+}
+
+// `index_scores_step` of ops/indexer_topk.py. scores [sequences, most].
+int ds4mlx_scores(const Runner* with, const Scores* a, float* scores) {
+    if (a->heads > MOST_HEADS) return 1;
+    const InstructionSet simd = choose(with->simd);
+    constexpr size_t ROWS = 256;
+    const size_t chunks = (a->most + ROWS - 1) / ROWS;
+    run(*with, a->sequences * a->heads * a->most * a->form.width, a->sequences * chunks, [&](size_t task) {
+        const size_t b = task / chunks, first = task % chunks * ROWS;
+        float* room = scratch<0>((a->heads + 1) * a->form.width);
+        simd.score(*a, b, first, std::min(a->most, first + ROWS), scores + b * a->most, room);
+    });
+    return 0;
+}
+
+// `compress_token` of ops/compress.py, in the frontiers themselves; rows of groups that are not complete stay.
+int ds4mlx_compress(const Runner* with, const Compress* a, float* frontiers, uint8_t* rows) {
+    const InstructionSet simd = choose(with->simd);
+    const size_t columns = a->overlap * a->form.width, ring = 2 * a->overlap * a->ratio * columns;
+    for (size_t b = 0; b < a->sequences; b++)
+        simd.compress(*a, b, frontiers + b * ring, rows + b * a->form.bytes, scratch<0>(3 * a->form.width));
+    return 0;
+}
+
+// `hyper_mix` of ops/hyper_mix.py but for the products: after [tokens, N, D], and squares, `stride` floats from one
+// token to the next. y [tokens, D], post [tokens, N], m [tokens, N, N]; all null without an update.
+int ds4mlx_mix_streams(const Runner* with, const Hyper* a, const float* y, const float* post, const float* m,
+                       float* after, float* squares, size_t stride) {
+    const InstructionSet simd = choose(with->simd);
+    run(*with, a->tokens * a->N * a->N * a->D, a->tokens, [&](size_t t) {
+        squares[t * stride] = simd.mix_streams(*a, t, y, post, m, after);
+    });
+    return 0;
+}
+
+// `hyper_enter`, or without post and m `hyper_leave`: x [tokens, D], post [tokens, N], m [tokens, N, N].
+int ds4mlx_enter(const Runner* with, const Hyper* a, const float* sums, size_t parts, const float* scale,
+                 const float* base, const float* norm, size_t iterations, float* x, float* post, float* m) {
+    if (a->N > MOST_STREAMS) return 1;
+    const InstructionSet simd = choose(with->simd);
+    run(*with, a->tokens * a->N * (a->D + 64 * iterations), a->tokens, [&](size_t t) {
+        simd.enter(*a, t, sums, parts, scale, base, norm, iterations, x, post, m);
+    });
+    return 0;
+}
+
+// `sample` of ops/sample.py. logits [rows, count], the parameters and tokens [rows].
+int ds4mlx_sample(const Runner* with, const float* logits, size_t rows, size_t count, const float* uniform,
+                  const float* temperature, const int32_t* top_k, const float* min_p, const float* top_p,
+                  int32_t* tokens) {
+    run(*with, rows * count * 16, rows, [&](size_t b) {
+        const float* row = logits + b * count;
+        tokens[b] = int32_t(sampled(row, count, uniform[b], temperature[b], top_k[b], min_p[b], top_p[b]));
     });
     return 0;
 }

@@ -24,19 +24,19 @@ log = logging.getLogger(__name__)
 Weights = tuple[np.ndarray, str]                # blocks u8 and their GGUF type
 Shared = tuple[np.ndarray, np.ndarray, str]     # gate, up and the type of both
 
-VERSION = 2     # of the functions in native.cpp
+VERSION = 3     # of the functions in native.cpp
 GROUP = 32      # weights that native.cpp takes at a time: rows of F16, BF16 and F32 may be no multiple of it
 SLAB_WEIGHTS = 1 << 21  # decoded at once for NumPy on a core: 8 MiB of float32, near the cache and small beside a model
 
 
 def built() -> bool:
     """Whether `native.cpp` was built with this installation and loads."""
-    return _library() is not None
+    return functions() is not None
 
 
 def describe() -> str:
     """What computes products here, in words for a report."""
-    library = _library()
+    library = functions()
     if library is None:
         return "NumPy (native.cpp is not built: install again with a C++ compiler for speed)"
     return f"native.cpp with {library.ds4mlx_instructions(1).decode()} on {cores()} threads"
@@ -63,12 +63,12 @@ def matmul(x: np.ndarray, blocks: np.ndarray, kind: str, groups: int = 1, *, sim
     """
     n, width = blocks.shape[0], x.shape[-1]
     stack = blocks.reshape(groups, n // groups, -1)
-    library = _library()
+    library = functions()
     if library is None or width % GROUP:
         return _numpy_matmul(x, stack, kind)
-    x, y = _floats(x), np.empty((x.shape[0], n), np.float32)
-    library.ds4mlx_matmul(_Runner(simd, threads or cores()), _Stack.of(stack, kind, width), x.shape[0],
-                          _at(x), groups * width, width, _at(y), n, n // groups)
+    x, y = floats(x), np.empty((x.shape[0], n), np.float32)
+    library.ds4mlx_matmul(runner(simd, threads), _Stack.of(stack, kind, width), x.shape[0],
+                          address_of(x), groups * width, width, address_of(y), n, n // groups)
     return y
 
 
@@ -77,15 +77,15 @@ def product(a: mx.array, b: mx.array) -> mx.array:
     a, b = array(a), array(b)
     (k, n), batch = b.shape[-2:], prod(b.shape[:-2])
     a, shape = a.reshape(batch, -1, k), (*a.shape[:-1], n)
-    library = _library()
+    library = functions()
     if library is None:
         return mx.array((a @ b.reshape(batch, k, n)).reshape(shape))
     x = np.ascontiguousarray(np.pad(a, ((0, 0), (0, 0), (0, -k % GROUP))))
     w = np.zeros((batch, n, x.shape[2]), np.float32)
     w[..., :k] = b.reshape(batch, k, n).swapaxes(1, 2)
     y = np.empty((*x.shape[:2], n), np.float32)
-    library.ds4mlx_matmul(_Runner(True, cores()), _Stack.of(w.view(np.uint8), "F32", x.shape[2]), x.shape[1],
-                          _at(x), x.shape[2], x.shape[1] * x.shape[2], _at(y), n, x.shape[1] * n)
+    library.ds4mlx_matmul(runner(), _Stack.of(w.view(np.uint8), "F32", x.shape[2]), x.shape[1],
+                          address_of(x), x.shape[2], x.shape[1] * x.shape[2], address_of(y), n, x.shape[1] * n)
     return mx.array(y.reshape(shape))
 
 
@@ -100,11 +100,11 @@ def gate_up(x: np.ndarray, selected: np.ndarray, weight: np.ndarray, gate: np.nd
     """
     tokens, slots = selected.shape
     mid = np.empty((tokens, slots + (shared is not None), gate.shape[1]), np.float32)
-    _gate_up(_Runner(simd, threads or cores()), x, selected, weight, (gate, gate_kind), (up, up_kind), limit,
+    _gate_up(runner(simd, threads), x, selected, weight, (gate, gate_kind), (up, up_kind), limit,
              mid[:, :slots])
     if shared is not None:
         gate, up, kind = shared
-        _gate_up(_Runner(simd, threads or cores()), x, np.zeros((tokens, 1), np.int32),
+        _gate_up(runner(simd, threads), x, np.zeros((tokens, 1), np.int32),
                  np.ones((tokens, 1), np.float32), (gate[None], kind), (up[None], kind), limit, mid[:, slots:])
     return mid
 
@@ -118,37 +118,37 @@ def down(mid: np.ndarray, selected: np.ndarray, blocks: np.ndarray, kind: str,
     """
     tokens, slots = selected.shape
     assert mid.shape[:2] == (tokens, slots + (shared is not None)), (mid.shape, selected.shape)
-    mid, y = _floats(mid), np.zeros((tokens, blocks.shape[1]), np.float32)
-    _down(_Runner(simd, threads or cores()), mid[:, :slots], selected, (blocks, kind), y)
+    mid, y = floats(mid), np.zeros((tokens, blocks.shape[1]), np.float32)
+    _down(runner(simd, threads), mid[:, :slots], selected, (blocks, kind), y)
     if shared is not None:
-        _down(_Runner(simd, threads or cores()), mid[:, slots:], np.zeros((tokens, 1), np.int32),
+        _down(runner(simd, threads), mid[:, slots:], np.zeros((tokens, 1), np.int32),
               (shared[0][None], shared[1]), y)
     return y
 
 
-def _gate_up(runner: "_Runner", x: np.ndarray, selected: np.ndarray, weight: np.ndarray, gate: Weights, up: Weights,
+def _gate_up(on: "_Runner", x: np.ndarray, selected: np.ndarray, weight: np.ndarray, gate: Weights, up: Weights,
              limit: float, mid: np.ndarray) -> None:
     """Into mid [T, S, F], of which the last axis is contiguous."""
     _check_experts(selected, gate[0])
     assert gate[0].shape[:2] == up[0].shape[:2], (gate[0].shape, up[0].shape)
-    library = _library()
+    library = functions()
     if library is None or x.shape[1] % GROUP:
         return _numpy_gate_up(x, selected, weight, gate, up, limit, mid)
-    x, weight, selected = _floats(x), _floats(weight), np.ascontiguousarray(selected, np.int32)
+    x, weight, selected = floats(x), floats(weight), np.ascontiguousarray(selected, np.int32)
     gate_stack, up_stack = (_Stack.of(*stack, x.shape[1]) for stack in (gate, up))
-    library.ds4mlx_gate_up(runner, gate_stack, up_stack, _at(x), *selected.shape, _at(selected), _at(weight), limit,
-                           _at(mid), _token_slots(mid))
+    library.ds4mlx_gate_up(on, gate_stack, up_stack, address_of(x), *selected.shape, address_of(selected),
+                           address_of(weight), limit, address_of(mid), _token_slots(mid))
 
 
-def _down(runner: "_Runner", mid: np.ndarray, selected: np.ndarray, w: Weights, y: np.ndarray) -> None:
+def _down(on: "_Runner", mid: np.ndarray, selected: np.ndarray, w: Weights, y: np.ndarray) -> None:
     """Added to y [T, D]."""
     _check_experts(selected, w[0])
-    library = _library()
+    library = functions()
     if library is None or mid.shape[2] % GROUP:
         return _numpy_down(mid, selected, w, y)
     selected = np.ascontiguousarray(selected, np.int32)
-    library.ds4mlx_down(runner, _Stack.of(*w, mid.shape[2]), _at(mid), _token_slots(mid), *selected.shape,
-                        _at(selected), _at(y))
+    library.ds4mlx_down(on, _Stack.of(*w, mid.shape[2]), address_of(mid), _token_slots(mid), *selected.shape,
+                        address_of(selected), address_of(y))
 
 
 def _token_slots(mid: np.ndarray) -> int:
@@ -157,6 +157,11 @@ def _token_slots(mid: np.ndarray) -> int:
 
 class _Runner(ctypes.Structure):
     _fields_ = [("simd", ctypes.c_int32), ("threads", ctypes.c_int32)]
+
+
+def runner(simd: bool = True, threads: int | None = None) -> _Runner:
+    """`simd` False takes the plain C++; `threads` None all cores."""
+    return _Runner(simd, threads or cores())
 
 
 class _Stack(ctypes.Structure):
@@ -170,14 +175,14 @@ class _Stack(ctypes.Structure):
         block = BLOCK_TYPES[kind]
         assert blocks.dtype == np.uint8 and blocks.flags.c_contiguous, (blocks.dtype, blocks.strides)
         assert width * block.bytes == blocks.shape[2] * block.weights, (kind, blocks.shape, width)
-        return cls(block.type_id, _at(blocks), *blocks.shape[:2], width, blocks.shape[2])
+        return cls(block.type_id, address_of(blocks), *blocks.shape[:2], width, blocks.shape[2])
 
 
-def _at(a: np.ndarray) -> int:
+def address_of(a: np.ndarray) -> int:
     return a.__array_interface__["data"][0]
 
 
-def _floats(x: np.ndarray) -> np.ndarray:
+def floats(x: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(x, np.float32)
 
 
@@ -187,7 +192,7 @@ def _check_experts(selected: np.ndarray, stack: np.ndarray) -> None:
 
 
 @cache
-def _library() -> ctypes.CDLL | None:
+def functions() -> ctypes.CDLL | None:
     """The functions of native.cpp, or None. It is no Python module, only built and found like one."""
     spec = find_spec("ds4mlx.ops._native")
     if spec is None or spec.origin is None:
@@ -201,14 +206,20 @@ def _library() -> ctypes.CDLL | None:
         log.warning("products run on NumPy, many times slower: %s is of another version, install again", spec.origin)
         return None
     address, size = ctypes.c_void_p, ctypes.c_size_t
-    runner, stack = ctypes.POINTER(_Runner), ctypes.POINTER(_Stack)
+    on, stack = ctypes.POINTER(_Runner), ctypes.POINTER(_Stack)
     library.ds4mlx_instructions.restype = ctypes.c_char_p
     library.ds4mlx_codebook.argtypes = [address, address]
-    library.ds4mlx_matmul.argtypes = [runner, stack, size, address, size, size, address, size, size]
-    library.ds4mlx_gate_up.argtypes = [runner, stack, stack, address, size, size, address, address, ctypes.c_float,
+    library.ds4mlx_matmul.argtypes = [on, stack, size, address, size, size, address, size, size]
+    library.ds4mlx_gate_up.argtypes = [on, stack, stack, address, size, size, address, address, ctypes.c_float,
                                        address, size]
-    library.ds4mlx_down.argtypes = [runner, stack, address, size, size, size, address, address]
-    library.ds4mlx_codebook(_at(IQ2_GRID), _at(IQ2_SIGNS))
+    library.ds4mlx_down.argtypes = [on, stack, address, size, size, size, address, address]
+    library.ds4mlx_rows.argtypes = [on, address, size, size, address, address, ctypes.c_float, *[address] * 4]
+    library.ds4mlx_attend.argtypes = library.ds4mlx_scores.argtypes = [on, address, address]
+    library.ds4mlx_compress.argtypes = [on, address, address, address]
+    library.ds4mlx_mix_streams.argtypes = [on, *[address] * 6, size]
+    library.ds4mlx_enter.argtypes = [on, address, address, size, *[address] * 3, size, *[address] * 3]
+    library.ds4mlx_sample.argtypes = [on, address, size, size, *[address] * 6]
+    library.ds4mlx_codebook(address_of(IQ2_GRID), address_of(IQ2_SIGNS))
     return library
 
 

@@ -2,6 +2,7 @@
 import mlx.core as mx
 import numpy as np
 
+from ds4mlx.ops import native, native_step
 from ds4mlx.ops.dispatch import pick
 from ds4mlx.ops.kernel import kernel
 from ds4mlx.ops.ranking import ranks
@@ -30,7 +31,8 @@ def sample(logits: mx.array, uniform: PerRow, temperature: PerRow, top_k: PerRow
     if isinstance(temperature, np.ndarray) and isinstance(top_p, np.ndarray) and _greedy(temperature, top_p).all():
         return mx.argmax(logits, axis=-1).astype(mx.int32)
     uniform, temperature, min_p, top_p = (mx.array(p, mx.float32) for p in (uniform, temperature, min_p, top_p))
-    return pick(reference, metal=metal)(logits, uniform, temperature, mx.array(top_k, mx.int32), min_p, top_p)
+    top_k = mx.array(top_k, mx.int32)
+    return pick(reference, metal=metal, native=cpu)(logits, uniform, temperature, top_k, min_p, top_p)
 
 
 def reference(logits, uniform, temperature, top_k, min_p, top_p):
@@ -51,6 +53,11 @@ def reference(logits, uniform, temperature, top_k, min_p, top_p):
     target = mx.minimum((kept.astype(mx.float32) * uniform).astype(mx.int64), kept - 1)
     place = (total <= mx.where(greedy[:, None], 0, target)).sum(axis=-1, keepdims=True)
     return mx.take_along_axis(order, place, axis=-1)[:, 0].astype(mx.int32)
+
+
+def cpu(logits, uniform, temperature, top_k, min_p, top_p):
+    run = native_step.sample if native.built() else reference
+    return run(logits, uniform, temperature, top_k, min_p, top_p)
 
 
 def metal(logits, uniform, temperature, top_k, min_p, top_p):
