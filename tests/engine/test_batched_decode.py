@@ -167,7 +167,8 @@ def test_a_failure_at_any_layer_leaves_all_sessions_as_they_were(call, lookahead
 
 
 @pytest.mark.parametrize("change, complaint", [
-    ({"mask": np.zeros(CONFIG.vocab_size, bool)}, "every token is banned"), ({"token": CONFIG.vocab_size}, "vocabulary")])
+    ({"mask": np.zeros(CONFIG.vocab_size, bool)}, "every token is banned"),
+    ({"token": CONFIG.vocab_size}, "vocabulary has 128")])
 def test_a_row_that_cannot_go_on_leaves_the_others_to_go_on_without_it(change, complaint, small):
     talks = [Talk(small.branch(length)) for length in (7, 128, 250)]
     small.step(talks)

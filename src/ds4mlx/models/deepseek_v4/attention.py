@@ -6,7 +6,7 @@ from ds4mlx import ops
 from ds4mlx.models.deepseek_v4.compressor import Compressor
 from ds4mlx.models.deepseek_v4.config import Config
 from ds4mlx.models.deepseek_v4.indexer import Indexer
-from ds4mlx.models.deepseek_v4.layers import Batch, Chunk, Linear, Tables
+from ds4mlx.models.deepseek_v4.layers import Batch, Chunk, Linear
 from ds4mlx.models.deepseek_v4.stacked import StackedLayer
 from ds4mlx.models.deepseek_v4.state import LayerState, Rounding
 
@@ -29,36 +29,14 @@ class Attention(nn.Module):
     def __call__(self, x: mx.array, tokens: Chunk | Batch, state: LayerState | StackedLayer) -> mx.array:
         """x [T, D], normalised, to [T, D]; `state` takes in the tokens."""
         c = self.config
-        tables = tokens.tables(compressed=self.ratio > 0)
         choose = self.ratio == 4 and tokens.most(4) > c.index_topk      # else every visible row is attended
         q, kv, weight = self._project(x, tokens, state, choose)
-        before = state.window if isinstance(state, LayerState) else state.windows[0, :0]
-        qr, rows = ops.latent(q, kv, self.q_norm, self.kv_norm, *tables, before, self.packed, c.rms_norm_eps)
+        qr, window = self._keep(q, kv, tokens, state)
         q, *index_q = ops.dense_matmuls(qr, [self.wq_b.weight, *([self.indexer.wq_b.weight] if choose else [])])
-        chosen = self.indexer.select(*index_q, weight, tables, tokens, state.index) if choose else None
-        attend = self._attend_chunk if isinstance(tokens, Chunk) else self._attend_batch
-        o = attend(q, rows, chosen, tables, tokens, state)
+        chosen = self.indexer.select(*index_q, weight, tokens, state.index) if choose else None
+        o = self._attend(q, window, chosen, tokens, state)
         low = self.wo_a(o.reshape(tokens.size, c.o_groups, -1), groups=c.o_groups)
         return self.wo_b(low.reshape(tokens.size, -1))
-
-    def _attend_chunk(self, q: mx.array, window: mx.array, chosen: mx.array | None, tables: Tables, chunk: Chunk,
-                      state: LayerState) -> mx.array:
-        """window [R0 + T, row]: the rows of the tokens before, and the chunk's own."""
-        c, rows = self.config, None
-        if self.ratio and chunk.end >= self.ratio:
-            rows = state.compressed.rows.view(0, chunk.most(self.ratio))
-        state.window = window[-c.sliding_window:]
-        return ops.attention(q, *tables, window, chunk.start, rows, chosen, self.ratio, self.attn_sink,
-                             c.sliding_window, c.rms_norm_eps)
-
-    def _attend_batch(self, q: mx.array, rows: mx.array, chosen: mx.array | None, tables: Tables, batch: Batch,
-                      state: StackedLayer) -> mx.array:
-        """rows [B, row]: the tokens' own."""
-        state.windows = batch.into_rings(state.windows, rows)
-        paged = batch.paged(state.compressed.pool) if self.ratio else None
-        most = batch.most(self.ratio) if self.ratio else 0
-        return ops.attention_step(q, *tables, state.windows, batch.at, paged, most, chosen, self.ratio, self.attn_sink,
-                                  self.config.rms_norm_eps)
 
     def _project(self, x: mx.array, tokens: Chunk | Batch, state: LayerState | StackedLayer,
                  choose: bool) -> tuple[mx.array, mx.array, mx.array | None]:
@@ -76,3 +54,28 @@ class Attention(nn.Module):
         for i, (part, its_state) in enumerate(compressors):
             part(rest[2 * i], rest[2 * i + 1], tokens, its_state)
         return q, kv, rest[-1] if choose else None
+
+    def _keep(self, q: mx.array, kv: mx.array, tokens: Chunk | Batch,
+              state: LayerState | StackedLayer) -> tuple[mx.array, mx.array]:
+        """Queries, normalised, [T, Q]; and the raw rows to attend to: those before and the chunk's own [R0 + T, row],
+        or each sequence's ring [B, W, row]. The state keeps the last ones."""
+        norms, tables, eps = (self.q_norm, self.kv_norm), tokens.tables(self.ratio > 0), self.config.rms_norm_eps
+        if isinstance(tokens, Batch):
+            qr, state.windows = ops.latent_step(q, kv, *norms, *tables, state.windows, tokens.at, self.packed, eps)
+            return qr, state.windows
+        qr, window = ops.latent(q, kv, *norms, *tables, state.window, self.packed, eps)
+        state.window = window[-self.config.sliding_window:]
+        return qr, window
+
+    def _attend(self, q: mx.array, window: mx.array, chosen: mx.array | None, tokens: Chunk | Batch,
+                state: LayerState | StackedLayer) -> mx.array:
+        """q [T, H D] over the raw rows and the compressed rows behind them, all or those chosen, to [T, H D]."""
+        c, tables = self.config, tokens.tables(self.ratio > 0)
+        most = tokens.most(self.ratio) if self.ratio else 0
+        if isinstance(tokens, Batch):
+            rows = tokens.paged(state.compressed.pool) if most else None
+            return ops.attention_step(q, *tables, window, tokens.at, rows, most, chosen, self.ratio, self.attn_sink,
+                                      c.rms_norm_eps)
+        rows = state.compressed.rows.view(0, most) if most else None
+        return ops.attention(q, *tables, window, tokens.start, rows, chosen, self.ratio, self.attn_sink,
+                             c.sliding_window, c.rms_norm_eps)

@@ -6,7 +6,7 @@ import numpy as np
 from ds4mlx import ops
 from ds4mlx.models.deepseek_v4.compressor import Compressor
 from ds4mlx.models.deepseek_v4.config import Config
-from ds4mlx.models.deepseek_v4.layers import Batch, Chunk, Linear, Tables
+from ds4mlx.models.deepseek_v4.layers import Batch, Chunk, Linear
 from ds4mlx.models.deepseek_v4.stacked import StackedCompressor
 from ds4mlx.models.deepseek_v4.state import CompressorState, Rounding
 
@@ -23,14 +23,14 @@ class Indexer(nn.Module):
         self.compressor = Compressor(config, 4, config.index_head_dim, "fp4" if self.packed else None)
         self.heads, self.width, self.k = config.index_n_heads, config.index_head_dim, config.index_topk
 
-    def select(self, q: mx.array, weight: mx.array, tables: Tables, tokens: Chunk | Batch,
+    def select(self, q: mx.array, weight: mx.array, tokens: Chunk | Batch,
                state: CompressorState | StackedCompressor) -> mx.array:
         """The k rows of each query, ascending, i32 [T, k]; where fewer are visible, hidden ones fill the rest.
 
         q [T, heads width] and weight [T, heads] are products of wq_b and weights_proj; more than k rows are visible to
         one query at least.
         """
-        q = ops.index_queries(q.reshape(tokens.size, self.heads, self.width), *tables, self.packed)
+        q = ops.index_queries(q.reshape(tokens.size, self.heads, self.width), *tokens.tables(True), self.packed)
         scale, count = (self.width * self.heads) ** -0.5, tokens.most(4)
         if isinstance(tokens, Batch):
             scores = ops.index_scores_step(q, weight, tokens.paged(state.pool), count, scale)

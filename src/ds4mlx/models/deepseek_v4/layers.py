@@ -114,18 +114,8 @@ class Batch:
         return mx.array(self.positions.astype(np.int32))
 
     @cached_property
-    def _lanes(self) -> mx.array:
-        return mx.arange(self.size)
-
-    @cached_property
     def _page_tables(self) -> mx.array:
         return mx.array(self.pages)
-
-    def into_rings(self, rings: mx.array, rows: mx.array) -> mx.array:
-        """Rings [B, W, row] with the tokens' own rows [B, row] at their positions modulo W."""
-        after = mx.array(rings)     # a value of its own: what the caller holds stays as it is
-        after[self._lanes, self.at % rings.shape[1]] = rows
-        return after
 
     def paged(self, pool: Pool) -> ops.Paged:
         """The sequences' rows in the pool."""
