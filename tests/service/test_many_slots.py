@@ -77,8 +77,8 @@ def test_a_subagent_shares_the_system_text_of_the_main_thread(host):
 
 def test_a_prompt_shares_with_a_slot_that_is_decoding(host):
     running, gate = host(["Plan.</think>Yes."], batched_session=2), Gate()
-    first = running.begin(talk(system(SYSTEM), user("The main task.")))
     running.engine.before_decode = gate
+    first = running.begin(talk(system(SYSTEM), user("The main task.")))
     assert gate.reached.wait(10)
     second = running.begin(talk(system(SYSTEM), user("A subtask.")))
     gate.opened.set()

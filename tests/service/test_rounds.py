@@ -109,6 +109,25 @@ def test_two_prompts_take_turns(serving, monkeypatch):
     assert turns == [(5, 2), (6, 2), (5, 2), (6, 2), (5, 1), (6, 1)]
 
 
+def test_prompts_that_begin_alike_compute_their_beginning_once(serving, ask):
+    scheduler, gate = serving(slots=4, chunk=256), Gate()
+    scheduler.stub.before_prefill = gate
+    requests = [ask(scheduler, [*range(2, 1502), n], wait=False, anchor=1500) for n in range(2, 6)]
+    gate.opened.set()
+    assert all(request.finished.wait(10) for request in requests)
+    assert [request.reused for request in requests] == [0, 1500, 1500, 1500] and sum(scheduler.stub.slices) == 1504
+
+
+def test_who_follows_one_that_leaves_computes_the_beginning_itself(serving, ask):
+    scheduler, gate = serving(slots=4, chunk=256), Gate()
+    scheduler.stub.before_prefill = gate
+    first, second = (ask(scheduler, [*range(2, 1502), n], wait=False, anchor=1500) for n in (2, 3))
+    assert gate.reached.wait(10)
+    scheduler.cancel(first, "cancelled")
+    gate.opened.set()
+    assert second.finished.wait(10) and second.fault is None and second.reused == 256 and second.donor == 0
+
+
 # ---- the end of an answer
 
 def test_who_comes_back_at_once_finds_its_answer_kept(serving):

@@ -55,6 +55,8 @@ class Run:
                  context: int) -> None:
         self.request, self.slot, self.phase = request, slot, "beginning"
         self._engine, self._others, self._chunk, self._context = engine, others, chunk, context
+        self._leader: Run | None = None
+        self._until = 0
         self._disk_tries = DISK_TRIES
         self._beginning: Pieces[Start] | None = None
         self._start: Start
@@ -69,8 +71,18 @@ class Run:
 
     # ---- beginning
 
+    def follow(self, leader: "Run", until: int) -> None:
+        """Begin no sooner than the leader has computed so many tokens, which are to be shared."""
+        self._leader, self._until = leader, until
+
+    @property
+    def may_begin(self) -> bool:
+        leader = self._leader
+        return leader is None or leader.phase not in ("beginning", "prefilling") or leader._done >= self._until
+
     def begin(self) -> bool:
         """A piece of finding where the prompt begins. False when there was nothing to do but wait."""
+        self._leader = None
         if self._beginning is None:
             self._beginning = self.slot.begin(self.request, self._disk_tries > 0, self._others)
         try:

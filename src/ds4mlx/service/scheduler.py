@@ -19,7 +19,8 @@ from ds4mlx.service.metrics import SlotUse
 from ds4mlx.service.run import Phase, Request, Run
 from ds4mlx.service.slot import POLL_S, Slot
 from ds4mlx.service.watchdog import Watchdog
-from ds4mlx.sessions.policy import SaveRules
+from ds4mlx.sessions.lookup import common_prefix
+from ds4mlx.sessions.policy import GAIN, SaveRules
 from ds4mlx.sessions.store import Store
 from ds4mlx.text.tokenizer import Tokenizer
 
@@ -238,8 +239,21 @@ class Scheduler:
                     request.finish(fault)
                 continue
             slot.used_at, slot.hints = time.monotonic(), request.hints
-            self._admitted(request, Run(request, slot, self._engine, lambda me=number: self._others(me),
-                                        chunk=self.prefill_chunk, context=self.context))
+            run = Run(request, slot, self._engine, lambda me=number: self._others(me), chunk=self.prefill_chunk,
+                      context=self.context)
+            self._let_follow(run)
+            self._admitted(request, run)
+
+    def _let_follow(self, run: Run) -> None:
+        """Agents send several requests that begin alike at once: what one of them is about to compute, the others wait
+        for and share, instead of computing it as well."""
+        wanted = run.request.wanted
+        leaders = [(common_prefix(other.request.wanted.ids, wanted.ids), other) for other in self._runs
+                   if other.phase in ("beginning", "prefilling")]
+        common, leader = max(leaders, key=lambda pair: pair[0], default=(0, run))
+        own = run.slot.would_reuse(wanted) if common >= GAIN else None
+        if own is not None and common >= own.tokens + GAIN:
+            run.follow(leader, common)
 
     def _admitted(self, request: Request, run: Run | None) -> bool:
         """Takes a request off the queue. False for one that was cancelled there meanwhile."""
@@ -298,7 +312,7 @@ class Scheduler:
     def _begin(self) -> bool:
         """A piece of the oldest search for a beginning that need not wait."""
         return any(self._attempt(run, run.begin) is not False
-                   for run in [run for run in self._runs if run.phase == "beginning"])
+                   for run in [run for run in self._runs if run.phase == "beginning" and run.may_begin])
 
     def _slice(self, quantum: int | None) -> bool:
         """A slice of one prompt, or of what an answer needs to be kept."""

@@ -104,7 +104,7 @@ class Slot:
     def offered(self, *, resting: bool, at: int | None = None) -> Other:
         """What other slots may branch from, of all lengths or just one. resting: nothing is being added, so that the
         present length will do too."""
-        live = self._live(whole=resting)
+        live = self._live(whole=resting or len(self.session.tokens) in self.session.marks)
         points = live.points if at is None else tuple(point for point in live.points if point.frontier == at)
         return Other(self.number, replace(live, points=points))
 
