@@ -1,4 +1,5 @@
 """The directory never holds more than its budget, and what it gives up for a new save is what is worth least."""
+import logging
 import os
 import time
 from types import SimpleNamespace
@@ -45,6 +46,18 @@ def test_a_save_larger_than_the_budget_evicts_nothing(tmp_path, size):
     save(store, kept := history(1000))
     assert save(store, history(60_000, seed=1)) == 0
     assert saved(store, kept) and store.stats().skipped == 1
+    store.close()
+
+
+def test_saves_larger_than_the_budget_are_told_of_once_until_one_fits(tmp_path, size, caplog):
+    store = holding(tmp_path, size, 3)
+    with caplog.at_level(logging.INFO):
+        for seed in range(2):
+            for turn in range(3):
+                save(store, history(60_000 + turn, seed=1))
+            save(store, history(1000, seed=seed))
+    told = [record.getMessage().split(" because")[0] for record in caplog.records if "skipped" in record.getMessage()]
+    assert told == ["kv cache skipped tokens=60000"] * 2
     store.close()
 
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 
 from ds4mlx.errors import CheckpointError
+from ds4mlx.sessions.room import NoRoom
 from ds4mlx.sessions.saving import Saved, SaveJob
 
 log = logging.getLogger(__name__)
@@ -24,6 +25,7 @@ class Writer:
         self._paused_until = 0.0
         self.saved = self.skipped = self.failed = 0
         self.last: Saved | None = None
+        self._told_of_room = False      # since the last save that had room
         self._thread = threading.Thread(target=self._run, name="kv-writer", daemon=True)
         self._thread.start()
 
@@ -89,14 +91,17 @@ class Writer:
             return job
 
     def _note(self, job: SaveJob, saved: Saved, took_s: float) -> None:
-        self.saved, self.last = self.saved + 1, saved
+        self.saved, self.last, self._told_of_room = self.saved + 1, saved, False
         log.info("kv cache stored tokens=%d reason=%s key=%s size=%.2f MiB save=%.0f ms", len(job.tokens), job.reason,
                  saved.name[:8], saved.written_bytes / (1 << 20), 1000 * took_s)
 
     def _note_failure(self, job: SaveJob, fault: Exception) -> None:
         if isinstance(fault, CheckpointError):
             self.skipped += 1
-            log.info("kv cache skipped tokens=%d because %s", len(job.tokens), fault)
+            # A budget that is too small for a conversation is so again with its every turn: once is enough.
+            level = logging.DEBUG if isinstance(fault, NoRoom) and self._told_of_room else logging.INFO
+            self._told_of_room |= isinstance(fault, NoRoom)
+            log.log(level, "kv cache skipped tokens=%d because %s", len(job.tokens), fault)
             return
         self.failed += 1
         if isinstance(fault, OSError):
