@@ -1,6 +1,9 @@
 """A real server on a free port of 127.0.0.1, over the stub engine and a vocabulary of single bytes."""
+import socket
+
 import pytest
 from running_server import start, stop
+from waiting import request_bytes
 
 from ds4mlx.text.segments import CONTROL_LITERALS
 from ds4mlx.text.tokenizer import BYTE_OF, Tokenizer
@@ -45,6 +48,22 @@ def server(start_server):
     shared = start_server()
     yield shared
     stop(shared)
+
+
+@pytest.fixture
+def connect():
+    """connect(server, **fields): a socket that has sent a chat request."""
+    sockets = []
+
+    def send(server, **fields):
+        host, port = server.url.removeprefix("http://").split(":")
+        sockets.append(socket.create_connection((host, int(port)), timeout=10))
+        sockets[-1].sendall(request_bytes(**fields))
+        return sockets[-1]
+
+    yield send
+    for connection in sockets:
+        connection.close()
 
 
 @pytest.fixture(scope="session", autouse=True)

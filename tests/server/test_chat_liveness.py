@@ -1,60 +1,15 @@
 """Silence, clients that leave, queues and shutdown: what happens around an answer while it is computed."""
 import asyncio
-import json
-import socket
 import threading
-import time
 
 import pytest
+from waiting import idle, read_until, until
 
 from ds4mlx.chat.events import Finish
 from ds4mlx.chat.messages import Conversation, Message, TextPart
 from ds4mlx.engine.protocol import Sampling
 from ds4mlx.engine.stub import Gate
 from ds4mlx.service.turn import Turn
-
-
-def request_bytes(**fields):
-    content = json.dumps({"messages": [{"role": "user", "content": "Hi there"}], "thinking": False, **fields}).encode()
-    return (b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-            b"Content-Length: %d\r\n\r\n" % len(content)) + content
-
-
-@pytest.fixture
-def connect():
-    """connect(server, **fields): a socket that has sent a chat request."""
-    sockets = []
-
-    def send(server, **fields):
-        host, port = server.url.removeprefix("http://").split(":")
-        sockets.append(socket.create_connection((host, int(port)), timeout=10))
-        sockets[-1].sendall(request_bytes(**fields))
-        return sockets[-1]
-
-    yield send
-    for connection in sockets:
-        connection.close()
-
-
-def read_until(connection, wanted):
-    data = b""
-    while wanted not in data:
-        piece = connection.recv(65536)
-        assert piece, data
-        data += piece
-    return data
-
-
-def until(condition):
-    """Return once `condition` holds: for what another thread does without telling."""
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
-
-
-def idle(server):
-    return server.service.health.active == server.service.health.queued == 0
 
 
 def test_keepalives_come_while_the_engine_thread_is_blocked_in_prefill(serve, connect):
