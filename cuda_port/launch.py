@@ -69,3 +69,8 @@ def _can_overlap() -> bool:
 def processors() -> int:
     """Multiprocessors of the current device."""
     return cp.cuda.Device().attributes["MultiProcessorCount"]
+
+
+def clusters() -> bool:
+    """Whether blocks can be launched as clusters that read one another's shared memory."""
+    return not cp.cuda.runtime.is_hip and _can_overlap()

@@ -121,4 +121,7 @@ DEVICE void fill(Iq2Tables* tables) {
     }
 }
 
+// Entry i of a table for the lane whose bytes are at `mine`; at: 128 i, and any higher bits.
+DEVICE u32 iq2_entry(const u32* table, u32 at, u32 mine) { return *(const u32*)((const u8*)table + ((at & 0x7f80) | mine)); }
+
 #endif

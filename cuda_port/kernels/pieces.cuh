@@ -35,30 +35,32 @@ DEVICE void fetch_piece(Piece<FORMAT>& w, const u8* row, int p) {
 
 // The activations of piece p, each plane's words in the order in which the codes come.
 template <int FORMAT>
-struct Inputs {
+struct __align__(16) Inputs {
     u32 high[Size<FORMAT>::weights / 4], low[Size<FORMAT>::weights / 4];
     int sums[4];   // of 16, where there are minima
     float scale;
 };
 
-// Word `word` of octet `octet` of run `run` of 64 activations.
-DEVICE u32 plane_word(const u8* plane, int run, int octet, int word) {
-    return *(const u32*)(plane + 64 * run + plane_offset(octet) + 4 * word);
+// Where a plane that pieces read has the octet of activations 8 o ...: 16 bytes of each lane side by side.
+template <int FORMAT>
+DEVICE int piece_offset(int o) {
+    const int quads = Size<FORMAT>::weights / 16;
+    int p = o / 8, j = o % 8 / 2, half = o % 2;                                   // IQ2_XXS: eight octets in turn
+    if (FORMAT == KIND_MXFP4) p = o / 4, j = o % 4 / 2;
+    if (FORMAT == KIND_Q2_K) p = o / 32 * 4 + o % 32 / 16 * 2 + o % 4 / 2, j = o % 16 / 4;  // a field of two bits each
+    if (FORMAT == KIND_Q4_K) p = o / 8 * 2 + o % 4 / 2, j = o % 8 / 4;
+    return (p / LANES * quads + j) * (LANES * 16) + p % LANES * 16 + half * 8;
 }
 
 template <int FORMAT>
 DEVICE void load_inputs(Inputs<FORMAT>& x, const u8* high, const u8* low, const float* scales, int p) {
-    const int words = Size<FORMAT>::weights / 4;
+    const int words = Size<FORMAT>::weights / 4, quads = words / 4;
     x.scale = scales[p * Size<FORMAT>::weights / 256];
 #pragma unroll
-    for (int i = 0; i < words; ++i) {
-        int run = p, octet = i / 2;                                     // IQ2_XXS: eight octets of one run
-        if (FORMAT == KIND_MXFP4) run = p / 2, octet += p % 2 * 4;
-        if (FORMAT == KIND_Q2_K)                                        // field i / 4 of half a block, 16 of its 32
-            run = p / 4 * 4 + p % 4 / 2 * 2 + i / 8, octet = i / 4 % 2 * 4 + p % 2 * 2 + i / 2 % 2;
-        if (FORMAT == KIND_Q4_K) run = p / 2, octet = i / 4 * 4 + p % 2 * 2 + i / 2 % 2;
-        x.high[i] = plane_word(high, run, octet, i % 2);
-        x.low[i] = plane_word(low, run, octet, i % 2);
+    for (int j = 0; j < quads; ++j) {
+        int at = (p / LANES * quads + j) * (LANES * 16) + p % LANES * 16;
+        *(Quad*)(x.high + 4 * j) = *(const Quad*)(high + at);
+        *(Quad*)(x.low + 4 * j) = *(const Quad*)(low + at);
     }
     if (Size<FORMAT>::sums)
 #pragma unroll
@@ -73,8 +75,8 @@ DEVICE void load_inputs(Inputs<FORMAT>& x, const u8* high, const u8* low, const 
 
 // Sixteen values -12 .. 12, twice those of E2M1, by the four nibbles that `codes` begins with.
 DEVICE u32 e2m1_bytes(u32 codes) {
-    u32 which = codes & 0x7777, minus = __byte_perm(0xff00, 0, codes >> 3 & 0x1111);
-    return (__byte_perm(0x03020100, 0x0c080604, which) & ~minus) | (__byte_perm(0xfdfeff00, 0xf4f8fafc, which) & minus);
+    u32 which = codes & 0x7777, minus = bytes_of(0xff00, 0, codes >> 3 & 0x1111);
+    return (bytes_of(0x03020100, 0x0c080604, which) & ~minus) | (bytes_of(0xfdfeff00, 0xf4f8fafc, which) & minus);
 }
 
 // q4_scale() of three words in registers.
@@ -90,17 +92,17 @@ template <int FORMAT>
 DEVICE float product(const Piece<FORMAT>& w, const Inputs<FORMAT>& x, const Iq2Tables* tables) {
     float y = 0;
     if (FORMAT == KIND_IQ2_XXS) {
-        int lane = lane_id();
+        u32 mine = 4 * lane_id();
 #pragma unroll
         for (int b = 0; b < 2; ++b) {
             u32 rows = w.codes.w[2 * b], signs = w.codes.w[2 * b + 1];
             int h = 0, l = 0;
 #pragma unroll
             for (int o = 0; o < 4; ++o) {
-                u32 nibbles = tables->grid[(rows >> 8 * o & 255) * LANES + lane]
-                            | tables->signs[(signs >> 7 * o & 127) * LANES + lane];
-                u32 first = __byte_perm(IQ2_CODES, IQ2_MINUS, nibbles);
-                u32 second = __byte_perm(IQ2_CODES, IQ2_MINUS, nibbles >> 16);
+                u32 nibbles = iq2_entry(tables->grid, o ? rows >> (8 * o - 7) : rows << 7, mine)
+                            | iq2_entry(tables->signs, (o ? signs >> (7 * o - 7) : signs << 7) & 0x3f80, mine);
+                u32 first = bytes_of(IQ2_CODES, IQ2_MINUS, nibbles);
+                u32 second = bytes_of(IQ2_CODES, IQ2_MINUS, nibbles >> 16);
                 int i = 2 * (4 * b + o);
                 h = dot4(second, x.high[i + 1], dot4(first, x.high[i], h));
                 l = dot4(second, x.low[i + 1], dot4(first, x.low[i], l));

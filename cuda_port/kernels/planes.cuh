@@ -60,6 +60,39 @@ DEVICE float half_bits(u32 bits) {
     return __half2float(u.h);
 }
 
+// 16 bytes to shared memory, there when the copies of their group have been awaited.
+DEVICE void copy16(void* to, const void* from) {
+#if DS4_MMA_PTX
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;"
+                 :: "r"((u32)__cvta_generic_to_shared(to)), "l"(from));
+#else
+    *(Quad*)to = *(const Quad*)from;
+#endif
+}
+DEVICE void copies_end() {
+#if DS4_MMA_PTX
+    asm volatile("cp.async.commit_group;");
+#endif
+}
+// All but the last N groups of this thread's copies have arrived.
+template <int N>
+DEVICE void await_copies() {
+#if DS4_MMA_PTX
+    asm volatile("cp.async.wait_group %0;" :: "n"(N) : "memory");
+#endif
+}
+
+// The bytes of two words that the first four nibbles of `which` name; none of them is above 7.
+DEVICE u32 bytes_of(u32 low, u32 high, u32 which) {
+#if defined(__CUDA_ARCH__)
+    u32 v;
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(v) : "r"(low), "r"(high), "r"(which));
+    return v;
+#else
+    return __byte_perm(low, high, which);
+#endif
+}
+
 // sum + a . b over four signed bytes.
 DEVICE int dot4(u32 a, u32 b, int sum) {
 #if defined(__CUDA_ARCH__)
@@ -99,12 +132,11 @@ DEVICE u32 four_bytes(int a, int b, int c, int d) {
     return (u32)(a & 255) | (u32)(b & 255) << 8 | (u32)(c & 255) << 16 | (u32)d << 24;
 }
 
-// 256 activations at x to both planes at `high` and `low`, whose scale is returned to every lane. All lanes.
-DEVICE float stage_block(const float* x, u8* high, u8* low) {
-    int lane = lane_id();
-    float v[8], most = 0;
-    *(float4*)v = ((const float4*)x)[2 * lane];
-    *(float4*)(v + 4) = ((const float4*)x)[2 * lane + 1];
+// A lane's eight of 256 activations, as octets of both planes; `scale` is that of the 256.
+struct Octets { Duo high, low; float scale; };
+
+DEVICE Octets encode(const float (&v)[8]) {
+    float most = 0;
 #pragma unroll
     for (int i = 0; i < 8; ++i) most = fmaxf(most, fabsf(v[i]));
     most = lane_max(most);
@@ -116,24 +148,41 @@ DEVICE float stage_block(const float* x, u8* high, u8* low) {
         h[i] = (code + 128) >> 8;
         l[i] = code - (h[i] << 8);
     }
-    int at = plane_offset(lane);
-    *(Duo*)(high + at) = Duo{{four_bytes(h[0], h[1], h[2], h[3]), four_bytes(h[4], h[5], h[6], h[7])}};
-    *(Duo*)(low + at) = Duo{{four_bytes(l[0], l[1], l[2], l[3]), four_bytes(l[4], l[5], l[6], l[7])}};
-    return most * (1 / MOST_CODE);
+    return Octets{Duo{{four_bytes(h[0], h[1], h[2], h[3]), four_bytes(h[4], h[5], h[6], h[7])}},
+                  Duo{{four_bytes(l[0], l[1], l[2], l[3]), four_bytes(l[4], l[5], l[6], l[7])}},
+                  most * (1 / MOST_CODE)};
 }
 
-// The same as two rows of halves that add up to x.
-DEVICE void stage_halves(const float* x, __half* high, __half* low) {
-    int lane = lane_id();
-    __half h[8], l[8];
+// keep(i, v) for blocks of 256 activations i < count, read at from(i), shared out among groups of lanes; v: a lane's eight.
+// Several blocks are on their way at once, for each takes as long as memory is far.
+template <int AHEAD, class From, class Keep>
+DEVICE void for_blocks(int count, From from, Keep keep) {
+    int lane = lane_id(), groups = blockDim.x / LANES;
+    for (int first = group_id(); first < count; first += AHEAD * groups) {
+        float v[AHEAD][8];
+#pragma unroll
+        for (int j = 0; j < AHEAD; ++j) {
+            const float4* x = (const float4*)from(min(first + j * groups, count - 1));
+            *(float4*)v[j] = x[2 * lane];
+            *(float4*)(v[j] + 4) = x[2 * lane + 1];
+        }
+#pragma unroll
+        for (int j = 0; j < AHEAD; ++j)
+            if (first + j * groups < count) keep(first + j * groups, v[j]);
+    }
+}
+
+// Eight activations as two rows of halves that add up to them.
+DEVICE void store_halves(const float (&v)[8], __half* high, __half* low) {
+    __align__(16) __half h[8];
+    __align__(16) __half l[8];
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-        float v = x[8 * lane + i];
-        h[i] = __float2half_rn(v);
-        l[i] = __float2half_rn(v - __half2float(h[i]));
+        h[i] = __float2half_rn(v[i]);
+        l[i] = __float2half_rn(v[i] - __half2float(h[i]));
     }
-    *(Quad*)(high + 8 * lane) = *(Quad*)h;
-    *(Quad*)(low + 8 * lane) = *(Quad*)l;
+    *(Quad*)high = *(Quad*)h;
+    *(Quad*)low = *(Quad*)l;
 }
 
 // v[i] of all lanes added up, for N values at once, N a power of two: the lanes l with l / (32 / N) = i get sum i.

@@ -34,17 +34,28 @@ def dense(x: "cp.ndarray", weights: list[Weight], out: list["cp.ndarray"], group
     N_i / G rows apply to K columns each. Up to 16 tokens x has 16 bits (1e-5 of y); beyond, x and W are rounded to halves
     (1e-3 of y), with `quality` they are float32.
     """
-    fits = [_fits(w, groups) for w in weights]
-    few = x.shape[0] <= DECODE_TOKENS
     pairs = list(zip(weights, out, strict=True))
-    fast = [pair for pair, fit in zip(pairs, fits, strict=True) if fit]
-    for start in range(0, len(fast) if few else 0, MATRICES):
+    if x.shape[0] > DECODE_TOKENS:
+        if all(w.shape[1] % 8 == 0 for w in weights):
+            x = x if quality else halved(x)
+            for w, y in pairs:
+                many(x, w, y, groups)
+            return
+        fast = []
+    else:
+        fast = [(w, y) for w, y in pairs if _fits(w, groups)]
+    for start in range(0, len(fast), MATRICES):
         _decode(x, fast[start:start + MATRICES], groups)
-    for (w, y), fit in zip(pairs, fits, strict=True):
-        if not few and w.shape[1] % 8 == 0:
-            _gemm(x, w, y, groups, quality)
-        elif not few or not fit:
+    for w, y in pairs:
+        if not any(w is done for done, _ in fast):
             plain(x, w, y, groups=groups)
+
+
+def halved(x: "cp.ndarray") -> "cp.ndarray":
+    """x in f16, until the next call."""
+    halves = take("halves", x.shape, np.float16)
+    to_half(x, halves)
+    return halves
 
 
 def plain(x: "cp.ndarray", w: Weight, out: "cp.ndarray", matrices: "cp.ndarray | None" = None, share: int = 1,
@@ -82,33 +93,31 @@ def _form(k: int, tokens: int, kinds: frozenset[str]) -> tuple[Defines, int, int
     """Macros, tiles that a block works on at a time, bytes of shared memory."""
     vectors = 1 << (tokens - 1).bit_length()
     q8, f16 = "Q8_0" in kinds, "F16" in kinds
-    for phases in (1, 2, 4, 8):
+    stage, rounds = WARPS * 512 * (8 if f16 else 6), max(1, 4 // vectors)
+    for depth, phases in ((3, 1), (2, 1), (3, 2), (2, 2), (2, 4), (2, 8)):
         part = k // phases
-        shared = vectors * (q8 * 2 * (part + 64) + f16 * 2 * (2 * part + 64) + part // BLOCK * 4 + 2 * WARPS * 8 * 4)
+        planes = vectors * (q8 * 2 * (part + 64) + f16 * 2 * (2 * part + 64) + part // BLOCK * 4)
+        shared = depth * stage + planes + 2 * rounds * WARPS * vectors * 8 * 4
         if k % (phases * BLOCK) == 0 and shared <= SHARED_BYTES:
             break
     else:
         raise AssertionError(f"no way to hold {tokens} vectors of {k}")
-    defines = (("PLAIN", 0), ("K", k), ("VECTORS", vectors), ("HAS_Q8", int(q8)), ("HAS_F16", int(f16)), ("PHASES", phases))
+    defines = (("PLAIN", 0), ("K", k), ("VECTORS", vectors), ("HAS_Q8", int(q8)), ("HAS_F16", int(f16)), ("PHASES", phases),
+               ("DEPTH", depth), ("ROUNDS", rounds))
     return defines, WARPS // min(part // BLOCK, WARPS), shared
 
 
-def _gemm(x: "cp.ndarray", w: Weight, out: "cp.ndarray", groups: int, quality: bool) -> None:
-    """Decoded by slabs of rows, multiplied in halves or floats, added up in float32."""
-    real = np.float32 if quality else np.float16
-    if not quality:
-        halves = take("activations", x.shape, np.float16)
-        to_half(x, halves)
-        x = halves
+def many(x: "cp.ndarray", w: Weight, out: "cp.ndarray", groups: int = 1) -> None:
+    """out = x W^T, W decoded by slabs of rows into the type of x, f16 or f32 [T, G K]; added up in float32."""
     n, k = w.shape[0] // groups, w.shape[1]
     slab = max(1, min(n, SLAB_WEIGHTS // k))
     for g in range(groups):
         for start in range(0, n, slab):
             count, row = min(slab, n - start), g * n + start
-            if w.kind == "F16" and not quality:
+            if w.kind == "F16" and x.dtype == np.float16:
                 matrix = w.raw[row:row + count].view(np.float16)
             else:
-                matrix = take("decoded", (count, k), real)
+                matrix = take("decoded", (count, k), x.dtype)
                 dequantize(w, row, matrix)
             gemm(matrix, x[:, g * k:(g + 1) * k], out[:, row:row + count])
 
