@@ -232,16 +232,35 @@ def test_the_plan_grows_with_context_and_sessions(engine):
 
 
 @pytest.mark.skipif(ops.device() != "cpu", reason="GPUs round each of a tiny state's many small arrays up to pages")
-@pytest.mark.parametrize("context", [130, 700, 2100])
-def test_a_full_session_with_all_its_marks_holds_no_more_than_planned(context, engine):
+@pytest.mark.parametrize("context, count", [(130, 1), (700, 2), (2100, 4)])
+def test_full_sessions_with_all_their_marks_hold_no_more_than_planned(context, count, tiny_path):
     import mlx.core as mx
-    before, session = mx.get_active_memory(), engine.open(context)
-    for _ in range(20):
-        engine.prefill(session, [7] * (context // 20))
-        session.mark()
-    engine.prefill(session, [7] * (context % 20))
-    held, planned = mx.get_active_memory() - before, engine.plan(context, 1).session_bytes
-    assert 0.3 * planned < held < planned  # a mark is planned with all groups open, the largest it can be
+    engine = open_mlx(Settings(ctx=4096), tiny_path)
+    before, sessions = mx.get_active_memory(), [engine.open(context) for _ in range(count)]
+    for session in sessions:
+        for _ in range(20):
+            engine.prefill(session, [7] * ((context - 3) // 20))
+            session.mark()
+        engine.prefill(session, [7] * ((context - 3) % 20))
+    mx.reset_peak_memory()
+    said = [[9]] * count
+    for _ in range(3):      # to the last token: all are in one stack then
+        rows = [Row(session, GREEDY, one[-1], (9,)) for session, one in zip(sessions, said)]
+        said = [[step.token for step in steps] for steps in engine.decode(rows)]
+    plan, held = engine.plan(context, count), mx.get_active_memory() - before
+    engine.close()
+    assert 0.3 * count * plan.session_bytes < held < count * plan.session_bytes
+    assert mx.get_peak_memory() - before < plan.total_bytes - plan.weights_bytes
+
+
+def test_one_session_more_than_fits_is_refused(engine, tiny_path):
+    limited = open_mlx(Settings(ctx=4096, memory_limit_gb=engine.plan(4096, 2).total_bytes / 1e9 + 1e-6), tiny_path)
+    first, second = limited.open(4096), limited.open(4096)
+    with pytest.raises(DoesNotFit, match="one more session needs .* close a session first"):
+        limited.open(4096)
+    first.close()
+    assert limited.open(4096).tokens == second.tokens == []
+    limited.close()
 
 
 def test_live_buffers_stay_bounded_while_decoding(engine, session):

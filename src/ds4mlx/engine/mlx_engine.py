@@ -1,5 +1,6 @@
 """The MLX engine: opens a model file and turns tokens into tokens. All MLX work stays on the thread that opened it."""
 import threading
+import weakref
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -45,6 +46,7 @@ class MLXEngine:
         mlx_memory.reserve(plan)
         self._model = weights.load(file, self._config, settings.kv_round)
         self._pools = Pools(self._config, settings.kv_round)
+        self._sessions: weakref.WeakSet[MLXSession] = weakref.WeakSet()
         self._decoder = Decoder(self._model, _computes_later(settings.ops))
         fingerprint = weights_fp(file)
         self.info = ModelInfo(
@@ -70,7 +72,11 @@ class MLXEngine:
         if not 0 < context <= self._config.max_position_embeddings:
             raise ValueError(f"context of {context} tokens, the model takes 1 to "
                              f"{self._config.max_position_embeddings}")
-        return MLXSession(self._model, context, self._settings.kv_rewind_points, self._pools)
+        others = [self.plan(session.context, 1).session_bytes for session in self._sessions if not session.closed]
+        mlx_memory.require_one_more(self.plan(context, 1 + len(others)), sum(others))
+        session = MLXSession(self._model, context, self._settings.kv_rewind_points, self._pools)
+        self._sessions.add(session)
+        return session
 
     def prefill(self, session: MLXSession, tokens: Sequence[int]) -> None:
         self._own()

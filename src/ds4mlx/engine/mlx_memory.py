@@ -11,11 +11,14 @@ from ds4mlx.models.deepseek_v4 import schema
 from ds4mlx.models.deepseek_v4.config import Config
 from ds4mlx.models.deepseek_v4.indexer import SCORE_FLOATS
 from ds4mlx.models.deepseek_v4.names import expected_tensors
+from ds4mlx.models.deepseek_v4.pages import PAGE_TOKENS, page_count
 from ds4mlx.models.deepseek_v4.weights import SPARSE
 from ds4mlx.ops import device
 from ds4mlx.ops.attend import QUERY_BLOCK
 
 CONTEXT_STEP = 1024     # tokens, of contexts that are proposed
+STEPS = 4       # before and after a step, one begun ahead, and one while rows are put together anew
+SAMPLED = 32    # bytes of each logit while tokens are drawn: ranks, order, weights and their sums
 SHARE = 0.85  # of what the device recommends: the rest is the system's and the client's
 
 
@@ -53,16 +56,26 @@ def weights_bytes(file: GGUF, config: Config) -> int:
     return sum(spans.values())
 
 
+def page_bytes(config: Config, packed: bool) -> list[int]:
+    """Bytes of a page in each pool of rows."""
+    row, index = schema.attention_row(config, packed), schema.index_row(config, packed)
+    return [PAGE_TOKENS // ratio * kind.width * kind.dtype.itemsize for ratio in config.compress_ratios if ratio
+            for kind in ((row, index) if ratio == 4 else (row,))]
+
+
 def session_bytes(config: Config, context: int, packed: bool, most_marks: int) -> int:
-    """A full state, and what it can be rewound to: a mark holds its own window, frontiers and logits."""
-    marks = min(most_marks + 1, context)  # one more while they are thinned
-    return schema.session_bytes(config, context, packed) + marks * schema.mark_bytes(config, packed)
+    """A full state in whole pages; what it can be rewound to, for a mark holds its own window, frontiers and logits;
+    and its part in the steps that are there at once."""
+    marks = min(most_marks + 1, context) + 1    # one more while they are thinned, and the state's own
+    rows = page_count(context) * sum(page_bytes(config, packed))
+    return rows + 4 * context + marks * schema.mark_bytes(config, packed) + STEPS * schema.step_bytes(config, packed)
 
 
-def scratch_bytes(config: Config, chunk: int, context: int) -> int:
+def scratch_bytes(config: Config, chunk: int, context: int, sessions: int, packed: bool) -> int:
     """Working memory of a prefill chunk at the end of the context: streams and their mix, queries and outputs, experts'
-    middle, the largest decoded matrix; keys and scores of one block of queries, index scores, and a layer's rows while
-    its buffer grows. An upper estimate, in float32."""
+    middle, the largest decoded matrix; keys and scores of one block of queries, index scores, a layer's rows put
+    together. An upper estimate, in float32. Beside it the pools' page for nobody, and the largest pool once more while
+    it grows by half; and what drawing a token for each session sorts."""
     c = config
     per_token = 6 * c.hc_mult * c.hidden_size + 3 * c.num_attention_heads * c.head_dim \
         + 3 * c.num_experts_per_tok * c.moe_intermediate_size
@@ -73,14 +86,17 @@ def scratch_bytes(config: Config, chunk: int, context: int) -> int:
     attended = QUERY_BLOCK * (4 * c.num_attention_heads * seen + 2 * c.head_dim * chosen)
     rows = max((context // ratio for ratio in c.compress_ratios if ratio), default=0)
     scored = 2 * SCORE_FLOATS if rows > chosen > 0 else 0
-    return 4 * (chunk * per_token + attended + scored + rows * c.head_dim + 3 * (1 << 25))
+    pages = page_bytes(config, packed)
+    pools = sum(pages) + max(pages, default=0) * (1 + sessions * page_count(context))
+    drawn = sessions * SAMPLED * c.vocab_size
+    return 4 * (chunk * per_token + attended + scored + rows * c.head_dim + 3 * (1 << 25)) + pools + drawn
 
 
 def plan(file: GGUF, config: Config, context: int, sessions: int, packed: bool, most_marks: int, chunk: int,
          limit: int) -> MemoryPlan:
     """`sessions` full states of `context` tokens beside the weights."""
     return MemoryPlan(weights_bytes(file, config), session_bytes(config, context, packed, most_marks), sessions,
-                      scratch_bytes(config, min(chunk, context), context), limit)
+                      scratch_bytes(config, min(chunk, context), context, sessions, packed), limit)
 
 
 PlanOf = Callable[[int, int], MemoryPlan]   # of a context and a number of sessions
@@ -97,6 +113,15 @@ def require(plan_: MemoryPlan, context: int, plan_of: PlanOf | None = None) -> N
         f"the limit is {plan_.limit_bytes / gb:.1f} GB; "
         f"use {_what_fits(plan_.sessions, context, plan_of) if plan_of else 'a smaller --ctx'}, or raise "
         f"--memory-limit-gb if the machine has the memory")
+
+
+def require_one_more(plan_: MemoryPlan, open_bytes: int) -> None:
+    """Raises DoesNotFit when a session of the plan is over its limit beside others that take `open_bytes`."""
+    total = plan_.weights_bytes + open_bytes + plan_.session_bytes + plan_.scratch_bytes
+    if total > plan_.limit_bytes:
+        raise DoesNotFit(
+            f"one more session needs {plan_.session_bytes / 1e9:.2f} GB, {total / 1e9:.1f} GB with weights, the open "
+            f"sessions and room to work in; the limit is {plan_.limit_bytes / 1e9:.1f} GB; close a session first")
 
 
 def _what_fits(sessions: int, context: int, plan_of: PlanOf) -> str:

@@ -27,7 +27,7 @@ from ds4mlx.models.deepseek_v4.hyper import Update
 from ds4mlx.models.deepseek_v4.layers import Batch
 from ds4mlx.models.deepseek_v4.pages import page_count
 from ds4mlx.models.deepseek_v4.stacked import StackedCompressor, StackedLayer
-from ds4mlx.models.deepseek_v4.state import LayerPools, frontier_shape
+from ds4mlx.models.deepseek_v4.state import LayerPools
 from ds4mlx.ops.kernel import Input, Launch, observe
 
 if TYPE_CHECKING:
@@ -189,7 +189,7 @@ def _state(config: Config, index: int, context: int) -> StackedLayer:
             mx.eval(pool.rows)
     windows = mx.zeros((1, config.sliding_window, row.width), mx.uint8)
     widths = config.head_dim, config.index_head_dim
-    parts = [pool and StackedCompressor(mx.zeros((1, *frontier_shape(pool.ratio, width))), pool)
+    parts = [pool and StackedCompressor(mx.zeros((1, *schema.frontier_shape(pool.ratio, width))), pool)
              for pool, width in zip(pools, widths, strict=True)]
     state = StackedLayer(windows, *parts)
     mx.eval(state.rings())

@@ -175,6 +175,10 @@ class MLXSession:
         self.tokens[:] = arrays["tokens"].tolist()
         self.mark()
 
+    @property
+    def closed(self) -> bool:
+        return not self.cache
+
     def close(self) -> None:
         self.tokens.clear()
         self.table.close()

@@ -71,6 +71,13 @@ class MemoryPlan:
         return self.total_bytes <= self.limit_bytes
 
 
+@dataclass(frozen=True, slots=True)
+class MemoryUse:
+    """Bytes of arrays that exist now, and the most that existed at once. Mapped files are not among them."""
+    active_bytes: int
+    peak_bytes: int
+
+
 class Snapshot(Protocol):
     """A session's state at one length, to be read piece by piece while the session goes on.
 
@@ -132,6 +139,7 @@ class Engine(Protocol):
 
     def open(self, context: int) -> Session: ...
     def plan(self, context: int, sessions: int) -> MemoryPlan: ...
+    def memory(self) -> MemoryUse: ...          # from any thread
     def arrays(self, tokens: int) -> Mapping[str, tuple[tuple[int, ...], np.dtype]]: ...  # of a state, in order
     def prefill(self, session: Session, tokens: Sequence[int]) -> None: ...  # one bounded slice
 

@@ -92,6 +92,12 @@ def check(config: Config, found: Mapping[str, np.ndarray], packed: bool) -> int:
     return n
 
 
+def frontier_shape(ratio: int, width: int) -> tuple[int, int, int]:
+    """Of a frontier with room for all the tokens that a decode step needs: those of two groups where groups overlap."""
+    groups = 2 if ratio == 4 else 1
+    return groups * ratio, 2, groups * width
+
+
 def pack_frontier(a: np.ndarray, tokens: int, ratio: int, empty: float) -> np.ndarray:
     """k or s of a frontier as the graph keeps it (`ops.compress_step`) in its stored shape."""
     if ratio != 4:
@@ -136,3 +142,14 @@ def mark_bytes(config: Config, packed: bool) -> int:
     """Bytes of what is not append-only, at most: the window, the frontiers and the logits, whatever the length."""
     fullest = arrays(config, 128 * config.sliding_window - 1, packed)  # a whole window, all groups one token short
     return sum(a.nbytes for name, a in fullest.items() if not name.endswith(("tokens", ".comp", ".index")))
+
+
+def step_bytes(config: Config, packed: bool) -> int:
+    """Bytes of what a decode step replaces: one sequence's window, frontiers and logits, at their fullest."""
+    total = 4 * config.vocab_size
+    for ratio in config.compress_ratios:
+        row = attention_row(config, packed)
+        total += config.sliding_window * row.width * row.dtype.itemsize
+        widths = [config.head_dim] * (ratio > 0) + [config.index_head_dim] * (ratio == 4)
+        total += sum(4 * math.prod(frontier_shape(ratio, width)) for width in widths)
+    return total

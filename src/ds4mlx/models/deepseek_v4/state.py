@@ -37,12 +37,6 @@ class Pools:
         self.pages = Pages([pool for layer in self.layers for pool in layer if pool is not None])
 
 
-def frontier_shape(ratio: int, width: int) -> tuple[int, int, int]:
-    """Of a frontier with room for all the tokens that a step needs: those of two groups where groups overlap."""
-    groups = 2 if ratio == 4 else 1
-    return groups * ratio, 2, groups * width
-
-
 class CompressorState:
     """Rows made so far, and the frontier f32 [n, 2, columns]: k and s of the tokens still needed, the open group's, and
     for ratio 4 also those of the group before, of which only the carry halves are read again."""
@@ -51,7 +45,7 @@ class CompressorState:
 
     def __init__(self, rows: SequenceRows, width: int) -> None:
         self.rows = rows
-        self.most_tokens, *token = frontier_shape(rows.pool.ratio, width)
+        self.most_tokens, *token = schema.frontier_shape(rows.pool.ratio, width)
         self.frontier = mx.zeros((0, *token))
 
 

@@ -1,0 +1,125 @@
+"""A session that begins where another one is shares its rows, and neither notices the other."""
+import numpy as np
+import pytest
+from small_model import CONFIG
+from talks import Talk, bench
+
+from ds4mlx.engine.mlx_memory import page_bytes
+from ds4mlx.engine.protocol import SPAN_TOKENS
+from ds4mlx.models.deepseek_v4.pages import PAGE_TOKENS
+
+LIMIT = 2e-5    # as for rows that decode together
+
+
+def tokens(count, seed=0):
+    return np.random.default_rng(seed).integers(0, CONFIG.vocab_size, count).tolist()
+
+
+@pytest.fixture
+def own():
+    """A model of its own, so that pages can be counted."""
+    return bench()
+
+
+def test_a_page_is_a_span():
+    assert PAGE_TOKENS == SPAN_TOKENS
+
+
+def test_a_second_session_over_a_20k_prompt_costs_its_own_rows_only(own):
+    first, second = own.open(24576), own.open(24576)
+    prompt, pages = tokens(20000), own.pools.pages
+    for at in range(0, len(prompt), 2048):
+        first.feed(prompt[at:at + 2048])
+    held, held_bytes = pages.held, pages.nbytes
+    assert held == 10 and second.branch(first, 20000) == 20000 and pages.held == held
+    second.feed(tokens(400, seed=1))
+    assert pages.held == held + 1       # the open page, with its 544 tokens of the prompt, and no other
+    second.feed(tokens(1000, seed=2))
+    assert pages.held == held + 2
+    assert pages.nbytes - held_bytes <= pages.capacity // 3 * sum(page_bytes(CONFIG, packed=False))     # grown by half
+
+
+def test_what_a_branch_says_is_what_a_session_of_its_own_would_say(small):
+    prompt = tokens(2100)
+    first, second, alone = small.prefilled(prompt), small.open(), small.prefilled(prompt)
+    second.branch(first, 2100)
+    for i in range(3):      # by turns, so that each copies what it shares before it writes
+        for session in (first, second, alone):
+            session.feed(tokens(7, seed=session is first) if i else tokens(90, seed=session is first))
+    np.testing.assert_array_equal(second.logits(), alone.logits())
+    assert second.tokens == alone.tokens != first.tokens
+
+
+def test_a_branch_takes_the_largest_mark_and_makes_it_its_own(small):
+    first, second = small.prefilled(tokens(40)), small.open()
+    first.feed(tokens(20, seed=1))
+    first.mark()
+    first.feed(tokens(9, seed=2))
+    reached = {length: second.branch(first, length) for length in (100, 69, 68, 60, 59, 40, 39)}
+    assert reached == {100: 69, 69: 69, 68: 60, 60: 60, 59: 40, 40: 40, 39: 0}
+    assert second.tokens == [] and second.marks == []
+    assert second.branch(first, 60) == 60 and second.marks == [60] and second.rewind(59) == 0
+
+
+def test_a_branch_forgets_what_was_there_and_its_snapshots(small):
+    from ds4mlx.errors import CheckpointError
+    first, second = small.prefilled(tokens(40)), small.prefilled(tokens(2050, seed=1))
+    snapshot = second.snapshot()
+    assert second.branch(first, 40) == 40 and second.marks == [40]
+    with pytest.raises(CheckpointError):
+        snapshot.head(0)
+
+
+def test_a_branch_is_no_longer_than_its_context(small):
+    first, second = small.prefilled(tokens(40)), small.open(context=50)
+    first.feed(tokens(20, seed=1))
+    assert second.branch(first, 100) == 40
+
+
+@pytest.mark.parametrize("lookahead", [False, True])
+@pytest.mark.parametrize("length", [13, 127, 2043])
+def test_a_session_that_decodes_can_be_branched_from(length, lookahead):
+    small = bench(lookahead=lookahead)
+    talk, other = Talk(small.branch(length)), Talk(small.branch(30))
+    for _ in range(3):
+        small.step([other, talk])
+    later, earlier = Talk(small.open()), Talk(small.open())
+    assert later.session.branch(talk.session, length + 2) == length + 2
+    assert earlier.session.branch(talk.session, length + 1) == length
+    later.said = list(talk.said)
+    for _ in range(5):
+        small.step([talk, later, other])
+        small.step([earlier])
+    expected, logits = small.alone(length, 8)
+    assert talk.said == later.said == expected and earlier.said == expected[:5]
+    for session in (talk.session, later.session):
+        np.testing.assert_allclose(session.logits(), logits, atol=LIMIT)
+
+
+def test_a_branch_outlives_the_session_it_came_from(small):
+    talk, second = Talk(small.branch(250)), small.open()
+    small.step([talk])
+    second.branch(talk.session, 250)
+    talk.session.close()
+    small.branch(2043)      # takes pages that are free
+    branched = Talk(second)
+    for _ in range(8):
+        small.step([branched])
+    assert branched.said == small.alone(250, 8)[0]
+
+
+def test_a_session_branches_from_itself_by_going_back(small):
+    session = small.prefilled(tokens(40))
+    session.feed(tokens(20, seed=1))
+    assert session.branch(session, 50) == 40 and session.tokens == tokens(40)
+
+
+def test_a_closed_session_leaves_no_page_behind(own):
+    talks = [Talk(own.prefilled(tokens(n))) for n in (30, 2049)]
+    own.step(talks)
+    own.step(talks)
+    talks[1].session.rewind(0)
+    assert own.pools.pages.held == 1
+    for talk in talks:
+        talk.session.close()
+    assert own.pools.pages.held == 0
