@@ -3,7 +3,9 @@
 //
 // Macros: H heads of D channels, the last R rotary; rows of ROW bytes, PACKED or floats; WIDTH positions of the window,
 // held in a ring of RING; RATIO tokens a compressed row (0: none), PAGE_ROWS of a page; CHOSEN: a token that sees more
-// than `picks` rows has a list of those it attends to. HEADS of a block, KEYS of a tile, GROUPS of 32 lanes.
+// than `picks` rows has a list of those it attends to. KEYS of a tile, GROUPS of 32 lanes; of a chunk, HEADS of a block;
+// of a step, SLICES of a token's keys, and BLOCKS that are to share a multiprocessor.
+#include "cluster.cuh"
 #include "mma.cuh"
 #include "rows.cuh"
 
@@ -71,23 +73,63 @@ DEVICE float2 turned_back(float2 v, int c, const float* cosine, const float* sin
     return make_float2(v.x * co + v.y * si, v.y * co - v.x * si);
 }
 
-#define PAD (D + 8)          // halves between vectors in shared memory
-#define SCORE_PAD (KEYS + 4) // floats
+#define THREADS (GROUPS * LANES)
+#if STEP && BLOCKS == 1
+#define IN_FLIGHT 24            // chunks of 8 channels that a thread has on their way: registers are plenty
+#else
+#define IN_FLIGHT 8
+#endif
+#define PAD (D + 8)             // halves between vectors in shared memory
+#define SCORE_PAD (KEYS + 4)    // floats
 #define WEIGHT_PAD (KEYS + 8)
-#define HEAD_TILES (HEADS / 16)
-#define KEY_GROUPS (GROUPS / HEAD_TILES)        // groups of lanes that share the keys of a tile of heads
-#define GROUP_KEYS (KEYS / KEY_GROUPS)          // a multiple of 16
-#define GROUP_CHANNELS (D / GROUPS)             // of the outputs, a multiple of 16
-#define TILE_BYTES (2 * (KEYS + HEADS) * PAD + 4 * HEADS * SCORE_PAD + 2 * HEADS * WEIGHT_PAD + 12 * HEADS + 8 * KEYS)
+#define GROUP_CHANNELS (D / GROUPS)  // of the outputs, a multiple of 16
 
-// Grid (H / HEADS, T, slices). q [T, H D]; tables [T, R / 2]; state: ring at `ring` + slots[t] * stride, one slot for a
-// chunk (slot_step 0); fresh rows [T, ROW] of a chunk that begins at position `start`, which is past all in a step;
-// pages [P], a table a token if page_step is not 0; chosen [T, picks]. One slice: o [T, H D]. Else sums [T, H, slices, D]
-// and limits [T, H, slices, 2] for `combine`: the largest score times log2 e, and the sum of weights.
-KERNEL __launch_bounds__(GROUPS * LANES) void attend(
+// Rows at[0 ... left - 1] as halves [KEYS][PAD], zeros behind them; `between` is done while they are on their way.
+template <class Between>
+DEVICE void load_keys(const u8** at, __half* keys, int left, Between between) {
+    const int LOADS = (KEYS * (D / 8) + THREADS - 1) / THREADS, BATCH = LOADS <= IN_FLIGHT ? LOADS : IN_FLIGHT / 2;
+#pragma unroll
+    for (int first = 0; first < LOADS; first += BATCH) {
+        RawChunk raw[BATCH];
+#pragma unroll
+        for (int i = 0; i < BATCH; ++i) {
+            int at_chunk = (first + i) * THREADS + threadIdx.x, key = at_chunk / (D / 8);
+            raw[i] = RawChunk{make_uint4(0, 0, 0, 0), 0};
+            if (key < left) raw[i] = load_raw<D, R, PACKED>(at[key], at_chunk % (D / 8));
+        }
+        if (first == 0) between();
+#pragma unroll
+        for (int i = 0; i < BATCH; ++i) {
+            int at_chunk = (first + i) * THREADS + threadIdx.x, key = at_chunk / (D / 8), part = at_chunk % (D / 8);
+            if (key < KEYS) *(uint4*)(keys + key * PAD + 8 * part) = chunk_halves<D, R, PACKED>(raw[i], part);
+        }
+    }
+}
+
+// Head `head` of a token as halves at `to`, its scores to be powers of two; zeros where there is no such head.
+DEVICE void put_query(const float* q, int head, const float* cosine, const float* sine, float eps, __half* to) {
+    float4 v[QUADS];
+    query(q + (size_t)min(head, H - 1) * D, cosine, sine, eps, head < H ? rsqrtf((float)D) * LOG2E : 0.f, v);
+#pragma unroll
+    for (int i = 0; i < QUADS; ++i) {
+        int c = 4 * (LANES * i + lane_id());
+        if (c >= D) continue;
+        ((__half2*)(to + c))[0] = __floats2half2_rn(v[i].x, v[i].y);
+        ((__half2*)(to + c))[1] = __floats2half2_rn(v[i].z, v[i].w);
+    }
+}
+
+#if !STEP
+#define HEAD_TILES (HEADS / 16)
+#define KEY_GROUPS (GROUPS / HEAD_TILES)    // groups of lanes that share the keys of a tile of heads
+#define GROUP_KEYS (KEYS / KEY_GROUPS)      // a multiple of 16
+
+// A chunk. Grid (H / HEADS, T). q [T, H D]; tables [T, R / 2]; the window's ring at `ring` + slots[0] * stride for
+// positions before the chunk's first, fresh rows [T, ROW] from there on; pages [P]; chosen [T, picks]; o [T, H D].
+// Shared memory: 2 (KEYS + HEADS) PAD + 4 HEADS SCORE_PAD + 2 HEADS WEIGHT_PAD + 12 HEADS + 8 KEYS bytes.
+KERNEL __launch_bounds__(THREADS) void attend(
     const float* q, const float* cosine, const float* sine, const u8* ring, long long stride, const int* slots,
-    int slot_step, const u8* fresh, int chunk, const u8* rows, const int* pages, int page_step, const int* positions,
-    const int* chosen, int picks, const float* sink, float eps, float* o, float* limits) {
+    const u8* fresh, const u8* rows, const int* pages, const int* positions, const int* chosen, int picks, const float* sink, float eps, float* o) {
     TAKE_TURN();
     extern __shared__ __align__(16) u8 memory[];
     __half* keys = (__half*)memory;
@@ -96,42 +138,22 @@ KERNEL __launch_bounds__(GROUPS * LANES) void attend(
     float* scores = (float*)(at + KEYS);
     float *most = scores + HEADS * SCORE_PAD, *total = most + HEADS, *shrink = total + HEADS;
     __half* weights = (__half*)(shrink + HEADS);
-    int tid = threadIdx.x, lane = lane_id(), group = group_id(), t = blockIdx.y, slices = gridDim.z;
+    int tid = threadIdx.x, lane = lane_id(), group = group_id(), t = blockIdx.y;
     int head = blockIdx.x * HEADS, position = positions[t];
     cosine += (size_t)t * (R / 2), sine += (size_t)t * (R / 2);
-    Keys all(ring + (size_t)slots[t * slot_step] * stride, fresh, rows, pages + (size_t)t * page_step,
-             chosen + (size_t)t * picks, picks, chunk ? positions[0] : position + 1, position);
+    Keys all(ring + (size_t)slots[0] * stride, fresh, rows, pages, chosen + (size_t)t * picks, picks, positions[0], position);
 
     for (int h = group; h < HEADS; h += GROUPS) {
-        float4 v[QUADS];
-        bool real = head + h < H;
-        query(q + ((size_t)t * H + (real ? head + h : 0)) * D, cosine, sine, eps, rsqrtf((float)D) * LOG2E, v);
-#pragma unroll
-        for (int i = 0; i < QUADS; ++i) {
-            int c = 4 * (LANES * i + lane);
-            if (c >= D) continue;
-            __half2* to = (__half2*)(queries + h * PAD + c);
-            to[0] = __floats2half2_rn(real ? v[i].x : 0, real ? v[i].y : 0);
-            to[1] = __floats2half2_rn(real ? v[i].z : 0, real ? v[i].w : 0);
-        }
+        put_query(q + (size_t)t * H * D, head + h, cosine, sine, eps, queries + h * PAD);
         if (lane == 0) most[h] = -INFINITE, total[h] = 0;
     }
-
     float sums[HEAD_TILES][GROUP_CHANNELS / 8][4] = {};
-    int tiles = (all.count + KEYS - 1) / KEYS;
-    int begin = tiles * blockIdx.z / slices, end = tiles * (blockIdx.z + 1) / slices;
-    for (int tile = begin; tile < end; ++tile) {
+    for (int tile = 0; tile * KEYS < all.count; ++tile) {
         int left = all.count - tile * KEYS;
         __syncthreads();
         if (tid < KEYS) at[tid] = tid < left ? all.at(tile * KEYS + tid) : 0;
         __syncthreads();
-#pragma unroll 4
-        for (int i = tid; i < KEYS * (D / 8); i += GROUPS * LANES) {
-            int key = i / (D / 8), part = i % (D / 8);
-            uint4 v = make_uint4(0, 0, 0, 0);
-            if (key < left) v = load_chunk_halves<D, R, PACKED>(at[key], part);
-            *(uint4*)(keys + key * PAD + 8 * part) = v;
-        }
+        load_keys(at, keys, left, [] {});
         __syncthreads();
         {   // scores of 16 heads and GROUP_KEYS keys
             int row = group / KEY_GROUPS * 16, column = group % KEY_GROUPS * GROUP_KEYS;
@@ -208,36 +230,190 @@ KERNEL __launch_bounds__(GROUPS * LANES) void attend(
         for (int half = 0; half < 2; ++half) {
             int h = 16 * i + 8 * half + lane / 4;
             if (head + h >= H) continue;
-            size_t out = ((size_t)t * H + head + h) * slices + blockIdx.z;
-            float by = 1;
-            if (slices == 1) {
-                float last = fmaxf(most[h], sink[head + h] * LOG2E), part = exp2f(most[h] - last);
-                by = part / (total[h] * part + exp2f(sink[head + h] * LOG2E - last));
-            } else if (group == 0 && lane % 4 == 0) {
-                limits[2 * out] = most[h], limits[2 * out + 1] = total[h];
-            }
+            float last = fmaxf(most[h], sink[head + h] * LOG2E), part = exp2f(most[h] - last);
+            float by = part / (total[h] * part + exp2f(sink[head + h] * LOG2E - last));
 #pragma unroll
             for (int n = 0; n < GROUP_CHANNELS / 8; ++n) {
                 int c = group * GROUP_CHANNELS + 8 * n + lane % 4 * 2;
                 float2 v = make_float2(sums[i][n][2 * half] * by, sums[i][n][2 * half + 1] * by);
-                if (slices == 1) v = turned_back(v, c, cosine, sine);
-                *(float2*)(o + out * D + c) = v;
+                *(float2*)(o + ((size_t)t * H + head + h) * D + c) = turned_back(v, c, cosine, sine);
             }
         }
+}
+#else
+#define HEADS 16
+#define SHARES 4                            // of a head's channels, each to two groups of lanes
+#define SHARE (D / SHARES)
+#define KEY_TILES ((KEYS / 16 + 1) / 2)     // of 16 keys, of one of those two
+#define MIDDLE_BYTES (2 * HEADS * PAD > 4 * SHARES * HEADS * SCORE_PAD ? 2 * HEADS * PAD : 4 * SHARES * HEADS * SCORE_PAD)
+
+// A step: the keys of a token are split over SLICES blocks, which are a cluster where there are clusters and put their
+// sums together; else `combine` does that. Grid (H / HEADS, T, SLICES), 8 groups of lanes. A token has its slot, its
+// position and its tables; pages [T, page_step], chosen [T, picks]; sums [T, H, SLICES, D] and limits [T, H, SLICES, 2]
+// are used without clusters only. Shared memory: 2 KEYS PAD + MIDDLE_BYTES + 2 HEADS WEIGHT_PAD + 12 HEADS + 8 KEYS bytes.
+KERNEL CLUSTER_OF(1, 1, SLICES) __launch_bounds__(THREADS, BLOCKS) void attend(
+    const float* q, const float* cosine, const float* sine, const u8* ring, long long stride, const int* slots,
+    const u8* rows, const int* pages, int page_step, const int* positions, const int* chosen, int picks,
+    const float* sink, float eps, float* o, float* all_sums, float* limits) {
+    TAKE_TURN();
+    extern __shared__ __align__(16) u8 memory[];
+    __half *keys = (__half*)memory, *queries = keys + KEYS * PAD;
+    float *partial = (float*)queries, *most = (float*)((u8*)queries + MIDDLE_BYTES), *total = most + HEADS;
+    float* shrink = total + HEADS;
+    __half* weights = (__half*)(shrink + HEADS);
+    const u8** at = (const u8**)(weights + HEADS * WEIGHT_PAD);
+    int tid = threadIdx.x, lane = lane_id(), group = group_id(), t = blockIdx.y, slice = blockIdx.z;
+    int head = blockIdx.x * HEADS, position = positions[t], share = group % SHARES;
+    cosine += (size_t)t * (R / 2), sine += (size_t)t * (R / 2);
+    Keys all(ring + (size_t)slots[t] * stride, 0, rows, pages + (size_t)t * page_step, chosen + (size_t)t * picks, picks,
+             position + 1, position);
+    int begin = all.count * slice / SLICES, end = all.count * (slice + 1) / SLICES;
+    if (tid < HEADS) most[tid] = -INFINITE, total[tid] = 0;
+
+    u32 a[SHARE / 16][4];
+    float sums[GROUP_CHANNELS / 8][4] = {};
+    for (int first = begin; first < end; first += KEYS) {
+        int left = min(end - first, KEYS);
+        if (tid < KEYS) at[tid] = tid < left ? all.at(first + tid) : 0;
+        __syncthreads();  // and the tile before is done with
+        load_keys(at, keys, left, [&] {
+            for (int h = group; first == begin && h < HEADS; h += GROUPS)
+                put_query(q + (size_t)t * H * D, head + h, cosine, sine, eps, queries + h * PAD);
+        });
+        __syncthreads();
+        if (first == begin) {
+#pragma unroll
+            for (int k = 0; k < SHARE / 16; ++k) load_a(a[k], queries + share * SHARE + 16 * k, PAD);
+            __syncthreads();  // `partial` takes their place
+        }
+        float z[KEY_TILES][2][4] = {};
+#pragma unroll
+        for (int k = 0; k < SHARE / 16; ++k)
+#pragma unroll
+            for (int i = 0; i < KEY_TILES; ++i) {
+                int key = 16 * (2 * i + group / SHARES);
+                if (key >= left) continue;
+                u32 b[4];
+                load_b(b, keys + key * PAD + share * SHARE + 16 * k, PAD);
+                mma(z[i][0], a[k], b[0], b[1]);
+                mma(z[i][1], a[k], b[2], b[3]);
+            }
+#pragma unroll
+        for (int i = 0; i < KEY_TILES; ++i)
+#pragma unroll
+            for (int n = 0; n < 2; ++n) {
+                int key = 16 * (2 * i + group / SHARES) + 8 * n;
+                if (key >= KEYS) continue;
+                float* to = partial + (share * HEADS + lane / 4) * SCORE_PAD + key + lane % 4 * 2;
+                to[0] = z[i][n][0], to[1] = z[i][n][1];
+                to[8 * SCORE_PAD] = z[i][n][2], to[8 * SCORE_PAD + 1] = z[i][n][3];
+            }
+        __syncthreads();
+        for (int h = group; h < HEADS; h += GROUPS) {
+            const int EACH = (KEYS + LANES - 1) / LANES;
+            float score[EACH], before = most[h], next = before, sum = 0;
+#pragma unroll
+            for (int i = 0; i < EACH; ++i) {
+                int key = LANES * i + lane;
+                score[i] = -INFINITE;
+                if (key >= left) continue;
+                score[i] = 0;
+                for (int s = 0; s < SHARES; ++s) score[i] += partial[(s * HEADS + h) * SCORE_PAD + key];
+                next = fmaxf(next, score[i]);
+            }
+            next = lane_max(next);
+#pragma unroll
+            for (int i = 0; i < EACH; ++i) {
+                __half weight = __float2half_rn(exp2f(score[i] - next));
+                if (LANES * i + lane < KEYS) weights[h * WEIGHT_PAD + LANES * i + lane] = weight;
+                sum += __half2float(weight);
+            }
+            sum = lane_sum(sum);
+            if (lane == 0) {
+                float by = exp2f(before - next);
+                shrink[h] = by, most[h] = next, total[h] = total[h] * by + sum;
+            }
+        }
+        __syncthreads();
+        float low = shrink[lane / 4], high = shrink[lane / 4 + 8];
+#pragma unroll
+        for (int n = 0; n < GROUP_CHANNELS / 8; ++n)
+            sums[n][0] *= low, sums[n][1] *= low, sums[n][2] *= high, sums[n][3] *= high;
+#pragma unroll
+        for (int k = 0; k < KEYS; k += 16) {
+            if (k >= left) break;
+            u32 weight[4], b[4];
+            load_a(weight, weights + k, WEIGHT_PAD);
+#pragma unroll
+            for (int n = 0; n < GROUP_CHANNELS; n += 16) {
+                load_b_rows(b, keys + k * PAD + group * GROUP_CHANNELS + n, PAD);
+                mma(sums[n / 8], weight, b[0], b[1]);
+                mma(sums[n / 8 + 1], weight, b[2], b[3]);
+            }
+        }
+    }
+    __syncthreads();
+#if CLUSTERED
+    const int OUT_PAD = D + 4;
+    float* out = (float*)memory;
+#pragma unroll
+    for (int n = 0; n < GROUP_CHANNELS / 8; ++n) {
+        float* to = out + lane / 4 * OUT_PAD + group * GROUP_CHANNELS + 8 * n + lane % 4 * 2;
+        *(float2*)to = make_float2(sums[n][0], sums[n][1]);
+        *(float2*)(to + 8 * OUT_PAD) = make_float2(sums[n][2], sums[n][3]);
+    }
+    cluster_arrive();
+    cluster_wait();
+    for (int i = tid; i < HEADS / SLICES * (D / 4); i += THREADS) {  // a block finishes some of the heads
+        int h = slice * (HEADS / SLICES) + i / (D / 4), c = i % (D / 4) * 4;
+        if (head + h >= H) continue;
+        float limit[SLICES], weight = 0, last = sink[head + h] * LOG2E, start = last;
+        float4 part[SLICES], sum = make_float4(0, 0, 0, 0);
+#pragma unroll
+        for (int r = 0; r < SLICES; ++r) {
+            limit[r] = remote_float(most + h, r), part[r] = remote_float4(out + h * OUT_PAD + c, r);
+            last = fmaxf(last, limit[r]);
+        }
+#pragma unroll
+        for (int r = 0; r < SLICES; ++r) {
+            float by = exp2f(limit[r] - last);
+            weight += remote_float(total + h, r) * by;
+            sum.x += part[r].x * by, sum.y += part[r].y * by, sum.z += part[r].z * by, sum.w += part[r].w * by;
+        }
+        weight = 1 / (weight + exp2f(start - last));
+        float2 v0 = turned_back(make_float2(sum.x * weight, sum.y * weight), c, cosine, sine);
+        float2 v1 = turned_back(make_float2(sum.z * weight, sum.w * weight), c + 2, cosine, sine);
+        *(float4*)(o + ((size_t)t * H + head + h) * D + c) = make_float4(v0.x, v0.y, v1.x, v1.y);
+    }
+    cluster_arrive();
+    cluster_wait();  // a block must not end while another reads its sums
+#else
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        int h = lane / 4 + 8 * half;
+        if (head + h >= H) continue;
+        size_t to = ((size_t)t * H + head + h) * SLICES + slice;
+        if (group == 0 && lane % 4 == 0) limits[2 * to] = most[h], limits[2 * to + 1] = total[h];
+#pragma unroll
+        for (int n = 0; n < GROUP_CHANNELS / 8; ++n)
+            *(float2*)(all_sums + to * D + group * GROUP_CHANNELS + 8 * n + lane % 4 * 2) =
+                make_float2(sums[n][2 * half], sums[n][2 * half + 1]);
+    }
+#endif
 }
 
 // The slices of a head of a token to its output. Grid (H, T), a thread two channels.
 KERNEL void combine(const float* sums, const float* limits, const float* sink, const float* cosine, const float* sine,
-                    float* o, int slices) {
+                    float* o) {
     TAKE_TURN();
     int h = blockIdx.x, t = blockIdx.y, c = 2 * threadIdx.x;
     size_t head = (size_t)t * H + h;
     float most = sink[h] * LOG2E;
-    for (int i = 0; i < slices; ++i) most = fmaxf(most, limits[2 * (head * slices + i)]);
+    for (int i = 0; i < SLICES; ++i) most = fmaxf(most, limits[2 * (head * SLICES + i)]);
     float total = exp2f(sink[h] * LOG2E - most);
     float2 v = make_float2(0, 0);
-    for (int i = 0; i < slices; ++i) {
-        size_t slice = head * slices + i;
+    for (int i = 0; i < SLICES; ++i) {
+        size_t slice = head * SLICES + i;
         float by = exp2f(limits[2 * slice] - most);
         float2 part = *(const float2*)(sums + slice * D + c);
         total += limits[2 * slice + 1] * by, v.x += part.x * by, v.y += part.y * by;
@@ -246,6 +422,7 @@ KERNEL void combine(const float* sums, const float* limits, const float* sink, c
     *(float2*)(o + head * D + c) =
         turned_back(v, c, cosine + (size_t)t * (R / 2), sine + (size_t)t * (R / 2));
 }
+#endif
 
 // All in float32, a head of a token a block: for --quality.
 #define CHUNKS ((D / 8 + LANES - 1) / LANES)

@@ -1,153 +1,304 @@
-// Half a layer's output mixed back into the N streams, streams'[j] = post[j] y + sum_i m[i, j] streams[i]; the M products
-// of fn with all N D of them; and, by the block that is last to finish for its tokens, what the next half layer reads:
-// x = rms(sum_n pre[n] streams'[n]) norm, with post and m for its own output.
-//
-// A block has CHANNELS channels of every stream, a thread each, and walks its tokens with its numbers of fn in
-// registers; its ninth group of lanes does nothing but the matrix, which the others need not wait for.
-#include "lanes.cuh"
-
-#define CHANNELS 64
-#define WORKERS (N * CHANNELS)
-#define THREADS (WORKERS + LANES)
-#define GROUPS (WORKERS / LANES)
+// Half a layer's output mixed back into the N streams, streams'[j] = post[j] y + sum_i m[i, j] streams[i], and what the
+// next half layer reads of them: x = rms(sum_n pre[n] streams'[n]) norm, with pre, post and m from the M products of fn
+// with all N D numbers. The sum of squares of x is pre^T G pre, G the products of streams with one another: so products
+// and norm take one pass, and what is left of a channel is done while it is in registers.
+#include "cluster.cuh"
 
 #if FN_HALF
-typedef __half Number;
-DEVICE float number(__half v) { return __half2float(v); }
+typedef __half2 Pair;
+DEVICE float2 numbers(Pair v) { return __half22float2(v); }
 #else
-typedef float Number;
-DEVICE float number(float v) { return v; }
+typedef float2 Pair;
+DEVICE float2 numbers(Pair v) { return v; }
 #endif
 
-// The sums over parts p of sums[p], M products and the streams' sum of squares, to mix: products of the normalised streams.
-DEVICE void totals(const float* sums, int parts, float eps, float (&partial)[GROUPS][LANES], float (&mix)[LANES]) {
-    int lane = lane_id(), group = group_id();
-    if (group < GROUPS) {
-        float sum = 0;
-        if (lane <= M) for (int p = group; p < parts; p += GROUPS) sum += __ldcg(&sums[p * (M + 1) + lane]);
-        partial[group][lane] = sum;
-    }
-    __syncthreads();
-    if (group == 0) {
-        float sum = 0;
-        for (int g = 0; g < GROUPS; ++g) sum += partial[g][lane];
-        float scale = rsqrtf(lane_get(sum, M) / (N * D) + eps);
-        mix[lane] = sum * scale;
-    }
-    __syncthreads();
-}
+struct Setting {
+    const float *scale, *base, *norm;
+    int iterations;
+    float hc_eps, eps;
+};
 
-// A lane an element: rows' softmax, then columns, then alternately. Lanes past N N repeat the first ones.
-DEVICE void doubly_stochastic(const float (&mix)[LANES], const float* scale, const float* base, float* post, float* m,
-                              int iterations, float eps) {
-#if M > N
-    int lane = lane_id(), at = lane % (N * N);
-    float z = mix[2 * N + at] * scale[2] + base[2 * N + at], most = z;
-    for (int bit = 1; bit < N; bit *= 2) most = fmaxf(most, lane_xor(most, bit));
-    float v = expf(z - most), sum = v;
-    for (int bit = 1; bit < N; bit *= 2) sum += lane_xor(sum, bit);
-    v = v / sum + eps;
-    for (int i = 0; i < iterations; ++i) {
-        if (i) {
-            sum = v;
-            for (int bit = 1; bit < N; bit *= 2) sum += lane_xor(sum, bit);
-            v = __fdividef(v, sum + eps);
-        }
-        sum = v;
-        for (int bit = N; bit < N * N; bit *= 2) sum += lane_xor(sum, bit);
-        v = __fdividef(v, sum + eps);
-    }
-    if (lane < N * N) m[lane] = v;
-    if (lane < N) post[lane] = 2 * sigmoid(mix[N + lane] * scale[1] + base[N + lane]);
-#endif
-}
-
-DEVICE void collapse(const float* streams, const float (&mix)[LANES], const float* scale, const float* base,
-                     const float* norm, float* x, float hc_eps, float eps, float* shared) {
-    const int STEPS = (D + 4 * WORKERS - 1) / (4 * WORKERS);
-    float4 v[STEPS];
-    float pre[N], squares = 0;
-    bool works = threadIdx.x < WORKERS;
-    for (int n = 0; n < N; ++n) pre[n] = sigmoid(mix[n] * scale[0] + base[n]) + hc_eps;
+// A thread's work: columns, then alternately rows and columns are made to sum to 1. z: N N logits.
+DEVICE void doubly_stochastic(const float (&z)[N * N], float* m, int iterations, float eps) {
+    float a[N][N], row[N], column[N];
 #pragma unroll
-    for (int i = 0; i < STEPS; ++i) {
-        int d = (i * WORKERS + threadIdx.x) * 4;
-        v[i] = make_float4(0, 0, 0, 0);
-        if (!works || d >= D) continue;
+    for (int i = 0; i < N; ++i) {
+        float most = z[N * i], sum = 0;
+#pragma unroll
+        for (int j = 1; j < N; ++j) most = fmaxf(most, z[N * i + j]);
+#pragma unroll
+        for (int j = 0; j < N; ++j) a[i][j] = expf(z[N * i + j] - most), sum += a[i][j];
+#pragma unroll
+        for (int j = 0; j < N; ++j) a[i][j] = a[i][j] / sum + eps;
+        row[i] = column[i] = 1;
+    }
+    for (int turn = 0; turn < iterations; ++turn) {  // the matrix is row[i] a[i][j] column[j]
+#pragma unroll
+        for (int i = 0; i < N; ++i) {
+            float sum = 0;
+#pragma unroll
+            for (int j = 0; j < N; ++j) sum += a[i][j] * column[j];
+            if (turn) row[i] = __fdividef(row[i], row[i] * sum + eps);
+        }
+#pragma unroll
+        for (int j = 0; j < N; ++j) {
+            float sum = 0;
+#pragma unroll
+            for (int i = 0; i < N; ++i) sum += a[i][j] * row[i];
+            column[j] = __fdividef(column[j], column[j] * sum + eps);
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < N * N; ++i) m[i] = row[i / N] * a[i / N][i % N] * column[i % N];
+}
+
+// Of one token: products [M] and gram [N, N], as sums, to what all its channels need: N factors of the streams.
+DEVICE void factors(const float* products, const float* gram, const Setting& of, float* pre) {
+    float squares = 0, total = 0;
+    for (int n = 0; n < N; ++n) squares += gram[n * N + n];
+    float r = rsqrtf(squares / (N * D) + of.eps);
+    for (int n = 0; n < N; ++n) pre[n] = sigmoid(products[n] * r * of.scale[0] + of.base[n]) + of.hc_eps;
+    for (int i = 0; i < N; ++i)
+        for (int j = 0; j < N; ++j) total += pre[i] * pre[j] * gram[i * N + j];
+    float by = rsqrtf(fmaxf(total, 0.f) / D + of.eps);
+    for (int n = 0; n < N; ++n) pre[n] *= by;
+}
+
+// And to how its next output is mixed back.
+DEVICE void way_back(const float* products, const float* gram, const Setting& of, float* post, float* m) {
+#if M > N
+    float squares = 0, z[N * N];
+    for (int n = 0; n < N; ++n) squares += gram[n * N + n];
+    float r = rsqrtf(squares / (N * D) + of.eps);
+    for (int n = 0; n < N; ++n) post[n] = 2 * sigmoid(products[N + n] * r * of.scale[1] + of.base[N + n]);
+#pragma unroll
+    for (int i = 0; i < N * N; ++i) z[i] = products[2 * N + i] * r * of.scale[2] + of.base[2 * N + i];
+    doubly_stochastic(z, m, of.iterations, of.hc_eps);
+#endif
+}
+
+#if STEP
+// A token is a cluster of CLUSTER blocks, a thread PASSES pairs of channels of one stream. Macros: PAIRS of a block's
+// pass; D = 2 PAIRS PASSES CLUSTER.
+#define THREADS (N * PAIRS)
+#define GROUPS (THREADS / LANES)
+#define SUMS (M + N * N)
+
+KERNEL CLUSTER_OF(CLUSTER, 1, 1) __launch_bounds__(THREADS) void mix(
+    float* streams, const Pair* fn, const float* y, float* post, float* m, int update, const float* scale,
+    const float* base, const float* norm, int iterations, float hc_eps, float eps, float* x) {
+    PASS_TURN();
+    __shared__ float partial[GROUPS][LANES + 1], sums[SUMS], totals[SUMS];
+    int tid = threadIdx.x, j = tid / PAIRS, rank = blockIdx.x, t = blockIdx.y;
+    Setting of = {scale, base, norm, iterations, hc_eps, eps};
+    Pair f[PASSES][M];
+    float2 weight[PASSES];
+    int at[PASSES];
+#pragma unroll
+    for (int p = 0; p < PASSES; ++p) {
+        at[p] = (rank * PASSES + p) * PAIRS + tid % PAIRS;
+#pragma unroll
+        for (int i = 0; i < M; ++i) f[p][i] = fn[(i * N + j) * (D / 2) + at[p]];
+        weight[p] = ((const float2*)norm)[at[p]];
+    }
+    AWAIT_TURN();
+    streams += (size_t)t * N * D, y += (size_t)t * D, post += t * N, m += t * N * N, x += (size_t)t * D;
+    float2 v[PASSES][N];
+    float values[LANES] = {};
+    float back[N], mixing[N][N];
+    if (update) {
 #pragma unroll
         for (int n = 0; n < N; ++n) {
-            float4 h = __ldcg((const float4*)(streams + (size_t)n * D + d));
-            v[i].x += pre[n] * h.x, v[i].y += pre[n] * h.y, v[i].z += pre[n] * h.z, v[i].w += pre[n] * h.w;
+            back[n] = post[n];
+#pragma unroll
+            for (int i = 0; i < N; ++i) mixing[i][n] = m[i * N + n];
         }
-        squares += v[i].x * v[i].x + v[i].y * v[i].y + v[i].z * v[i].z + v[i].w * v[i].w;
     }
-    float r = rsqrtf(block_sum(squares, shared) / D + eps);
 #pragma unroll
-    for (int i = 0; i < STEPS; ++i) {
-        int d = (i * WORKERS + threadIdx.x) * 4;
-        if (!works || d >= D) continue;
-        float4 w = *(const float4*)(norm + d);
-        *(float4*)(x + d) = make_float4(v[i].x * r * w.x, v[i].y * r * w.y, v[i].z * r * w.z, v[i].w * r * w.w);
-    }
-}
-
-// streams [T, N, D] in place; fn [M, N D]; y [T, D]; post [T, N] and m [T, N, N] of the half layer before, and then of
-// the next; sums [T, D / CHANNELS, M + 1]; done [T / tokens], zero between launches; x [T, D]. Grid (D / CHANNELS,
-// T / tokens up).
-KERNEL __launch_bounds__(THREADS) void mix(float* streams, const Number* fn, const float* y, float* post, float* m,
-                                           int update, float* sums, u32* done, const float* scale, const float* base,
-                                           const float* norm, int iterations, float hc_eps, float eps, float* x, int T,
-                                           int tokens) {
-    PASS_TURN();
-    __shared__ float partial[GROUPS][LANES], mixed[LANES], shared[GROUPS + 1];
-    __shared__ bool last;
-    int tid = threadIdx.x, j = tid / CHANNELS, d = blockIdx.x * CHANNELS + tid % CHANNELS;
-    bool works = tid < WORKERS;
-    int begin = blockIdx.y * tokens, end = min(begin + tokens, T);
-    float f[M];
+    for (int p = 0; p < PASSES; ++p) {
+        float2 old[N];
 #pragma unroll
-    for (int i = 0; i < M; ++i) f[i] = works ? number(fn[((size_t)i * N + j) * D + d]) : 0.f;
-    AWAIT_TURN();
-    for (int t = begin; t < end; ++t) {
-        float* at = streams + (size_t)t * N * D + d;
-        float v = 0;
-        if (works) {
-            if (update) {
-                v = post[t * N + j] * y[(size_t)t * D + d];
+        for (int n = 0; n < N; ++n) old[n] = ((const float2*)streams)[n * (D / 2) + at[p]];
+        if (update) {
+            float2 part = ((const float2*)y)[at[p]];
 #pragma unroll
-                for (int i = 0; i < N; ++i) v += m[(t * N + i) * N + j] * at[(size_t)i * D];
-            } else {
-                v = at[(size_t)j * D];
+            for (int n = 0; n < N; ++n) {
+                v[p][n] = make_float2(back[n] * part.x, back[n] * part.y);
+#pragma unroll
+                for (int i = 0; i < N; ++i) v[p][n].x += mixing[i][n] * old[i].x, v[p][n].y += mixing[i][n] * old[i].y;
             }
-        }
-        __syncthreads();  // all streams of these channels are read before any is written; so is `partial`
-        if (works) {
-            if (update) at[(size_t)j * D] = v;
-            float values[LANES];
+        } else {
 #pragma unroll
-            for (int i = 0; i < LANES; ++i) values[i] = i < M ? v * f[i < M ? i : 0] : i == M ? v * v : 0.f;
-            partial[tid / LANES][tid % LANES] = lane_sums(values);
+            for (int n = 0; n < N; ++n) v[p][n] = old[n];
         }
-        __syncthreads();
-        if (tid <= M) {
-            float sum = 0;
-            for (int g = 0; g < GROUPS; ++g) sum += partial[g][tid];
-            sums[((size_t)t * gridDim.x + blockIdx.x) * (M + 1) + tid] = sum;
+        float2 mine = v[p][0];
+#pragma unroll
+        for (int n = 1; n < N; ++n)
+            if (j == n) mine = v[p][n];
+#pragma unroll
+        for (int i = 0; i < M; ++i) {
+            float2 number = numbers(f[p][i]);
+            values[i] += mine.x * number.x + mine.y * number.y;
+        }
+#pragma unroll
+        for (int n = 0; n < N; ++n) values[M + n] += mine.x * v[p][n].x + mine.y * v[p][n].y;
+    }
+    partial[group_id()][lane_id()] = lane_sums(values);
+    __syncthreads();  // also: all streams of these channels have been read
+    if (update) {
+#pragma unroll
+        for (int p = 0; p < PASSES; ++p)
+#pragma unroll
+            for (int n = 0; n < N; ++n)
+                if (j == n) ((float2*)streams)[n * (D / 2) + at[p]] = v[p][n];
+    }
+    for (int i = group_id(); i < SUMS; i += GROUPS) {  // a group of lanes a sum: products of all, G's row j of stream j
+        int row = (i - M) / N, column = i < M ? i : M + (i - M) % N;
+        float sum = 0;
+        for (int g = lane_id(); g < GROUPS; g += LANES)
+            if (i < M || g / (PAIRS / LANES) == row) sum += partial[g][column];
+        sum = lane_sum(sum);
+        if (lane_id() == 0) sums[i] = sum;
+    }
+    cluster_arrive();
+    cluster_wait();
+    if (tid < SUMS) {
+        float sum = 0;
+#pragma unroll
+        for (int r = 0; r < CLUSTER; ++r) sum += remote_float(&sums[tid], r);
+        totals[tid] = sum;
+    }
+    cluster_arrive();  // a block must not end while another reads its sums
+    __syncthreads();
+    float by[N];
+    factors(totals, totals + M, of, by);
+    if (j == 0) {
+#pragma unroll
+        for (int p = 0; p < PASSES; ++p) {
+            float2 sum = make_float2(0, 0);
+#pragma unroll
+            for (int n = 0; n < N; ++n) sum.x += by[n] * v[p][n].x, sum.y += by[n] * v[p][n].y;
+            ((float2*)x)[at[p]] = make_float2(sum.x * weight[p].x, sum.y * weight[p].y);
         }
     }
-    __threadfence();
-    __syncthreads();
-    if (tid == 0) {
-        last = atomicAdd(&done[blockIdx.y], 1u) == gridDim.x - 1;
-        if (last) done[blockIdx.y] = 0;
+    if (rank == 0 && tid == THREADS - LANES) way_back(totals, totals + M, of, post, m);
+    cluster_wait();
+}
+#else
+// A block TOKENS tokens, which share its reads of fn. It walks all channels, CHANNELS at a time of every stream: first a
+// thread has a channel of PER tokens, then a group of lanes an eighth of those channels for all products.
+#define TOKENS 8
+#define PER (TOKENS / 4)
+#define CHANNELS 64
+#define WIDTH (N * CHANNELS)    // numbers of a token at a time
+#define STRIDE (WIDTH + 4)
+#define GROUPS 8
+#define EACH ((M + 7) / 8)      // products of a lane
+#define GRAM (N * (N + 1) / 2)
+
+KERNEL __launch_bounds__(GROUPS * LANES) void mix(float* streams, const Pair* fn, const float* y, float* post, float* m,
+                                                  int update, const float* scale, const float* base, const float* norm,
+                                                  int iterations, float hc_eps, float eps, float* x, int T) {
+    TAKE_TURN();
+    extern __shared__ __align__(16) float memory[];
+    float *values = memory, *numbers_ = values + TOKENS * STRIDE;             // [TOKENS][STRIDE], [8 EACH][STRIDE]
+    __shared__ float coefficients[TOKENS][N + N * N], products[TOKENS][8 * EACH], grams[TOKENS][N * N], by[TOKENS][N];
+    Setting of = {scale, base, norm, iterations, hc_eps, eps};
+    int tid = threadIdx.x, lane = lane_id(), group = group_id(), first = blockIdx.x * TOKENS;
+    int c = tid % CHANNELS, quad = tid / CHANNELS;  // this thread's tokens: PER quad, ...
+    for (int i = tid; i < TOKENS * (N + N * N); i += GROUPS * LANES) {
+        int t = i / (N + N * N), k = i % (N + N * N), token = min(first + t, T - 1);
+        coefficients[t][k] = k < N ? post[token * N + k] : m[token * N * N + k - N];
+    }
+    float gram[PER][GRAM] = {}, sums[PER][EACH] = {};
+    for (int d = 0; d < D; d += CHANNELS) {
+        __syncthreads();
+#pragma unroll
+        for (int i = 0; i < PER; ++i) {
+            int t = PER * quad + i, token = min(first + t, T - 1);
+            float* at = streams + (size_t)token * N * D + d + c;
+            float old[N], v[N];
+#pragma unroll
+            for (int n = 0; n < N; ++n) old[n] = at[(size_t)n * D];
+            float part = update ? y[(size_t)token * D + d + c] : 0.f;
+#pragma unroll
+            for (int n = 0; n < N; ++n) {
+                v[n] = old[n];
+                if (update) {
+                    v[n] = coefficients[t][n] * part;
+#pragma unroll
+                    for (int k = 0; k < N; ++k) v[n] += coefficients[t][N + k * N + n] * old[k];
+                    if (first + t < T) at[(size_t)n * D] = v[n];
+                }
+                values[t * STRIDE + n * CHANNELS + c] = v[n];
+            }
+            int at_gram = 0;
+#pragma unroll
+            for (int n = 0; n < N; ++n)
+#pragma unroll
+                for (int k = n; k < N; ++k) gram[i][at_gram++] += v[n] * v[k];
+        }
+        for (int i = tid; i < M * WIDTH / 2; i += GROUPS * LANES) {
+            int row = i / (WIDTH / 2), k = i % (WIDTH / 2) * 2;
+            float2 pair = numbers(fn[((size_t)row * N + k / CHANNELS) * (D / 2) + (d + k % CHANNELS) / 2]);
+            *(float2*)(numbers_ + row * STRIDE + k) = pair;
+        }
+        __syncthreads();
+        // Lane: tokens lane / 8, + 4, ... and products lane % 8, + 8, ...; group: WIDTH / GROUPS of the numbers.
+#pragma unroll
+        for (int k = 0; k < WIDTH / GROUPS; k += 4) {
+            int at = group * (WIDTH / GROUPS) + k;
+            float4 a[PER], b[EACH];
+#pragma unroll
+            for (int i = 0; i < PER; ++i) a[i] = *(const float4*)(values + (lane / 8 + 4 * i) * STRIDE + at);
+#pragma unroll
+            for (int i = 0; i < EACH; ++i) b[i] = *(const float4*)(numbers_ + (lane % 8 + 8 * i) * STRIDE + at);
+#pragma unroll
+            for (int i = 0; i < PER; ++i)
+#pragma unroll
+                for (int n = 0; n < EACH; ++n)
+                    sums[i][n] += a[i].x * b[n].x + a[i].y * b[n].y + a[i].z * b[n].z + a[i].w * b[n].w;
+        }
     }
     __syncthreads();
-    if (!last) return;
-    __threadfence();
-    for (int t = begin; t < end; ++t) {
-        totals(sums + (size_t)t * gridDim.x * (M + 1), gridDim.x, eps, partial, mixed);
-        if (!works) doubly_stochastic(mixed, scale, base, post + t * N, m + t * N * N, iterations, hc_eps);
-        collapse(streams + (size_t)t * N * D, mixed, scale, base, norm, x + (size_t)t * D, hc_eps, eps, shared);
-        __syncthreads();
+    for (int i = 0; i < PER; ++i)
+        for (int n = 0; n < EACH; ++n)
+            memory[(group * TOKENS + lane / 8 + 4 * i) * 8 * EACH + lane % 8 + 8 * n] = sums[i][n];
+    float* halves = memory + GROUPS * TOKENS * 8 * EACH;  // the gram's sums of 32 channels each
+    for (int i = 0; i < PER; ++i)
+        for (int n = 0; n < GRAM; ++n) {
+            float sum = lane_sum(gram[i][n]);
+            if (lane == 0) halves[(2 * (PER * quad + i) + group % 2) * GRAM + n] = sum;
+        }
+    __syncthreads();
+    for (int i = tid; i < TOKENS * 8 * EACH; i += GROUPS * LANES) {
+        float sum = 0;
+        for (int g = 0; g < GROUPS; ++g) sum += memory[g * TOKENS * 8 * EACH + i];
+        products[i / (8 * EACH)][i % (8 * EACH)] = sum;
+    }
+    for (int t = tid; t < TOKENS; t += GROUPS * LANES) {
+        int at = 0;
+        for (int n = 0; n < N; ++n)
+            for (int k = n; k < N; ++k, ++at)
+                grams[t][n * N + k] = grams[t][k * N + n] = halves[2 * t * GRAM + at] + halves[(2 * t + 1) * GRAM + at];
+    }
+    __syncthreads();
+    if (tid < TOKENS) {
+        factors(products[tid], grams[tid], of, by[tid]);
+        int token = first + tid;
+        if (token < T) way_back(products[tid], grams[tid], of, post + token * N, m + token * N * N);
+    }
+    __syncthreads();
+    for (int i = tid; i < min(TOKENS, T - first) * (D / 4); i += GROUPS * LANES) {
+        int t = i / (D / 4), d = i % (D / 4) * 4;
+        float4 sum = make_float4(0, 0, 0, 0), w = *(const float4*)(norm + d);
+#pragma unroll
+        for (int n = 0; n < N; ++n) {
+            float4 v = *(const float4*)(streams + ((size_t)(first + t) * N + n) * D + d);
+            float f = by[t][n];
+            sum.x += f * v.x, sum.y += f * v.y, sum.z += f * v.z, sum.w += f * v.w;
+        }
+        *(float4*)(x + (size_t)(first + t) * D + d) = make_float4(sum.x * w.x, sum.y * w.y, sum.z * w.z, sum.w * w.w);
     }
 }
+#endif

@@ -123,26 +123,44 @@ DEVICE uint2 load_bytes(const u8* p) {
     return make_uint2(q[0] | (u32)q[1] << 16, q[2] | (u32)q[3] << 16);
 }
 
-// The same as halves: codes are moved into place in pairs and scaled, both without loss.
+// The same on its way to halves: as it lies in memory, so that many loads can be under way, and then in its place. Codes
+// are moved in pairs and scaled, both without loss.
+struct RawChunk {
+    uint4 bits;
+    u32 exponent;
+};
+
 template <int Dim, int Rotary, bool Packed>
-DEVICE uint4 load_chunk_halves(const u8* row, int chunk) {
+DEVICE RawChunk load_raw(const u8* row, int chunk) {
     typedef Fp8Row<Dim, Rotary> Row;
-    union { uint4 all; u32 words[4]; __half2 pairs[4]; } out;
+    RawChunk raw = {make_uint4(0, 0, 0, 0), 0};
     if (!Packed) {
-        const float* v = (const float*)row + 8 * chunk;
-        for (int i = 0; i < 4; ++i) out.pairs[i] = __floats2half2_rn(v[2 * i], v[2 * i + 1]);
+        const float4* v = (const float4*)((const float*)row + 8 * chunk);
+        union { uint4 all; __half2 pairs[4]; } out;
+        out.pairs[0] = __floats2half2_rn(v[0].x, v[0].y), out.pairs[1] = __floats2half2_rn(v[0].z, v[0].w);
+        out.pairs[2] = __floats2half2_rn(v[1].x, v[1].y), out.pairs[3] = __floats2half2_rn(v[1].z, v[1].w);
+        raw.bits = out.all;
     } else if (8 * chunk < Row::PLAIN) {
         uint2 codes = load_bytes<Row::BYTES>(row + 8 * chunk);
-        __half2 scale = __float2half2_rn(power(row[Row::PLAIN + chunk / 8]) * 256);
-        for (int i = 0; i < 4; ++i) {
-            u32 pair = (i < 2 ? codes.x : codes.y) >> 16 * (i & 1);
-            out.words[i] = (pair & 0x80u) << 8 | (pair & 0x7fu) << 7 | (pair & 0x8000u) << 16 | (pair & 0x7f00u) << 15;
-            out.pairs[i] = __hmul2(out.pairs[i], scale);
-        }
+        raw.bits.x = codes.x, raw.bits.y = codes.y, raw.exponent = row[Row::PLAIN + chunk / 8];
     } else {
         const u8* tail = row + Row::TAIL + 2 * (8 * chunk - Row::PLAIN);
         uint2 a = load_bytes<Row::BYTES>(tail), b = load_bytes<Row::BYTES>(tail + 8);
-        out.all = make_uint4(a.x, a.y, b.x, b.y);
+        raw.bits = make_uint4(a.x, a.y, b.x, b.y);
+    }
+    return raw;
+}
+
+template <int Dim, int Rotary, bool Packed>
+DEVICE uint4 chunk_halves(const RawChunk& raw, int chunk) {
+    if (!Packed || 8 * chunk >= Fp8Row<Dim, Rotary>::PLAIN) return raw.bits;
+    union { uint4 all; u32 words[4]; __half2 pairs[4]; } out;
+    __half2 scale = __float2half2_rn(power(raw.exponent) * 256);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        u32 pair = (i < 2 ? raw.bits.x : raw.bits.y) >> 16 * (i & 1);
+        out.words[i] = (pair & 0x80u) << 8 | (pair & 0x7fu) << 7 | (pair & 0x8000u) << 16 | (pair & 0x7f00u) << 15;
+        out.pairs[i] = __hmul2(out.pairs[i], scale);
     }
     return out.all;
 }

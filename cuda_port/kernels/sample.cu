@@ -26,17 +26,24 @@ struct Shared {
     float floats[LANES];
 };
 
+// Those tokens of a row that can matter: all, or a list of keys and ids.
 struct Row {
     const float* logits;
-    float best, temperature, least;  // least: of a token's weight over the best one's
-    bool counting;                   // tokens, not their weights
-    Place last;                      // the worst token that takes part
+    const u32* keys;  // null: all of the logits
+    const int* ids;
+    int count;
+    float best, temperature;
+    bool counting;    // tokens, not their weights
+    Place last;       // the worst token that takes part
 
-    DEVICE u64 weight(u32 key) const {
-        if (counting) return 1;
-        float x = unordered(key), gap = x == best ? 0.f : x - best, p = expf(gap / temperature);
-        return p > 0 && p >= least ? (u64)(p * ONE) : 0;
+    DEVICE u32 key(int i) const { return keys ? keys[i] : ordered(logits[i]); }
+    DEVICE int id(int i) const { return keys ? ids[i] : i; }
+    DEVICE float share(u32 key) const {  // of the best token's weight
+        float x = unordered(key), gap = x == best ? 0.f : x - best;
+        return expf(gap / temperature);
     }
+
+    DEVICE u64 weight(u32 key) const { return counting ? 1 : (u64)(share(key) * ONE); }
 };
 
 DEVICE u64 block_total(u64 v, Shared& shared) {
@@ -49,13 +56,26 @@ DEVICE u64 block_total(u64 v, Shared& shared) {
     return sum;
 }
 
-DEVICE u64 total(const Row& row, Shared& shared) {
-    u64 sum = 0;
+// The tokens that take part and whose share is at least `least` and not nothing, as a list; the sums of their weights and
+// of those of all that take part.
+DEVICE void gather(Row& row, float least, u32* keys, int* ids, u64& listed, u64& all, Shared& shared) {
+    u64 mine = 0, every = 0;
+    if (threadIdx.x == 0) shared.id = 0;
+    __syncthreads();
     for (int i = threadIdx.x; i < V; i += THREADS) {
         u32 key = ordered(row.logits[i]);
-        if (row.last.holds(key, i)) sum += row.weight(key);
+        if (!row.last.holds(key, i)) continue;
+        float share = row.share(key);
+        u64 weight = (u64)(share * ONE);
+        every += weight;
+        if (!weight || share < least) continue;
+        mine += weight;
+        int at = atomicAdd(&shared.id, 1);
+        keys[at] = key, ids[at] = i;
     }
-    return block_total(sum, shared);
+    listed = block_total(mine, shared), all = block_total(every, shared);
+    row.keys = keys, row.ids = ids, row.count = shared.id;
+    __syncthreads();
 }
 
 // The token at which the sum of weights, best first, passes `target`, which is below the sum of all; `sum` with it.
@@ -66,9 +86,9 @@ DEVICE Place pass(const Row& row, u64 target, u64& sum, Shared& shared) {
         for (int i = threadIdx.x; i < 256; i += THREADS) shared.counts[i] = 0;
         u32 held = shared.prefix;
         __syncthreads();
-        for (int i = threadIdx.x; i < V; i += THREADS) {
-            u32 key = ordered(row.logits[i]);
-            if ((shift < 24 && key >> (shift + 8) != held >> (shift + 8)) || !row.last.holds(key, i)) continue;
+        for (int i = threadIdx.x; i < row.count; i += THREADS) {
+            u32 key = row.key(i);
+            if ((shift < 24 && key >> (shift + 8) != held >> (shift + 8)) || !row.last.holds(key, row.id(i))) continue;
             u64 weight = row.weight(key);
             if (weight) atomicAdd(&shared.counts[key >> shift & 255], weight);
         }
@@ -106,9 +126,10 @@ DEVICE Place pass(const Row& row, u64 target, u64& sum, Shared& shared) {
 
 // logits f32 [B, V], -inf where forbidden, plain [B, V] as the model gave them. settings f32 [B, 4]: uniform,
 // temperature, min_p, top_p; top_k [B]. token [B]; report [B, 2]: log-probability in the plain distribution, the
-// adjusted logit. next [B], if not null, gets the token too: the input of the following step.
+// adjusted logit. next [B], if not null, gets the token too: the input of the following step. keys, ids [B, V]: to work in.
 KERNEL __launch_bounds__(THREADS) void sample(const float* logits, const float* plain, const float* settings,
-                                              const int* top_k, int* token, float* report, int* next) {
+                                              const int* top_k, int* token, float* report, int* next, u32* keys,
+                                              int* ids) {
     TAKE_TURN();
     __shared__ Shared shared;
     int b = blockIdx.x, at = V;
@@ -131,25 +152,24 @@ KERNEL __launch_bounds__(THREADS) void sample(const float* logits, const float* 
     Place choice = {0, min(shared.id, V - 1)};
     __syncthreads();
     if (temperature > 0 && top_p > 0) {
-        Row row = {logits, best, fminf(fmaxf(temperature, 1e-30f), 1e30f), 0, false, {0, V}};
-        u64 passed;
+        Row row = {logits, 0, 0, V, best, fminf(fmaxf(temperature, 1e-30f), 1e30f), false, {0, V}};
+        u64 passed, kept, all;
         int k = top_k[b];
         if (k > 0 && k < V) {
             row.counting = true;
             row.last = pass(row, k - 1, passed, shared);
             row.counting = false;
         }
-        u64 all = total(row, shared), kept = all;
-        Row likely = row;
-        likely.least = min_p;
-        if (min_p > 0) kept = total(likely, shared);
+        gather(row, min_p, keys + (size_t)b * V, ids + (size_t)b * V, kept, all, shared);
         if (top_p < 1) {
             u64 enough = max((u64)((float)all * top_p), (u64)1);
-            pass(row, enough - 1, passed, shared);
-            kept = min(kept, passed);
+            if (enough <= kept) {  // else the least share decides
+                pass(row, enough - 1, passed, shared);
+                kept = passed;
+            }
         }
         u64 target = min((u64)((float)kept * uniform), kept - 1);
-        choice = pass(likely, target, passed, shared);
+        choice = pass(row, target, passed, shared);
     }
     if (threadIdx.x == 0) {
         token[b] = choice.id;

@@ -4,13 +4,15 @@ from dataclasses import dataclass
 from ctypes import c_longlong
 
 from ds4mlx.cuda_port import scratch
-from ds4mlx.cuda_port.build import kernel
+from ds4mlx.cuda_port.build import Defines, kernel
 from ds4mlx.cuda_port.device import cupy as cp
-from ds4mlx.cuda_port.launch import launch
+from ds4mlx.cuda_port.launch import clusters, launch, processors
 from ds4mlx.cuda_port.sizes import Sizes
 
-KEYS = 64            # of a tile
-STEP_BLOCKS = 264    # that a step is split into, about: two on each multiprocessor of a large card
+CHUNK_KEYS = 64      # of a tile
+STEP_KEYS = 80
+STEP_HEADS = 16      # of a block
+SLICES = 8           # of a token's keys in a step: the largest cluster that every device with clusters has
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,29 +44,45 @@ def attend(q: "cp.ndarray", table: "cp.ndarray", rows: Rows, positions: "cp.ndar
     T, H, D = len(q), sizes.heads, sizes.head_dim
     chunk = rows.fresh is not None
     picks = 0 if rows.chosen is None else rows.chosen.shape[1]
-    page_step = 0 if chunk or rows.pages is None else rows.pages.shape[1]
     defines = (*sizes.defines(ratio), ("H", H), ("WIDTH", sizes.window), ("CHOSEN", int(rows.chosen is not None)))
-    args = (q, table[0], table[1], rows.window, c_longlong(rows.slot_bytes), rows.slots, not chunk,
-            rows.fresh, chunk, rows.pool, rows.pages, page_step, positions, rows.chosen, picks, sink, eps)
-    heads, groups = (64, 16) if chunk and H % 64 == 0 and T > 16 else (16, 4)
-    defines = (*defines, ("HEADS", heads), ("KEYS", KEYS), ("GROUPS", groups))
+    state = rows.window, c_longlong(rows.slot_bytes), rows.slots
     if exact:
-        launch(kernel("attend", "attend_exact", defines), (H, T), (256,), (*args, o))
-        return
-    keys = sizes.window + (min(rows.most, picks) if picks else rows.most)
-    blocks = -(-H // heads)
-    slices = 1 if chunk else max(1, min(-(-keys // KEYS), STEP_BLOCKS // (blocks * T)))
-    memory = _shared_bytes(heads, D)
-    run = kernel("attend", "attend", defines, memory)
-    grid, block = (blocks, T, slices), (32 * groups,)
-    if slices == 1:
-        launch(run, grid, block, (*args, o, None), memory)
-        return
-    sums, limits = scratch.take("attend.sums", (T, H, slices, D)), scratch.take("attend.limits", (T, H, slices, 2))
-    launch(run, grid, block, (*args, sums, limits), memory)
-    launch(kernel("attend", "combine", defines), (H, T), (D // 2,), (sums, limits, sink, table[0], table[1], o, slices))
+        page_step = 0 if chunk or rows.pages is None else rows.pages.shape[1]
+        launch(kernel("attend", "attend_exact", (*defines, *_form(False, 16, 64, 4))), (H, T), (256,),
+               (q, table[0], table[1], *state, not chunk, rows.fresh, chunk, rows.pool, rows.pages, page_step, positions,
+                rows.chosen, picks, sink, eps, o))
+    elif chunk:
+        heads, groups = (64, 16) if H % 64 == 0 else (16, 4)
+        shared = 2 * (CHUNK_KEYS + heads) * (D + 8) + 4 * heads * (CHUNK_KEYS + 4) + 2 * heads * (CHUNK_KEYS + 8) \
+            + 12 * heads + 8 * CHUNK_KEYS
+        launch(kernel("attend", "attend", (*defines, *_form(False, heads, CHUNK_KEYS, groups)), shared),
+               (-(-H // heads), T), (32 * groups,),
+               (q, table[0], table[1], *state, rows.fresh, rows.pool, rows.pages, positions, rows.chosen, picks, sink, eps,
+                o), shared)
+    else:
+        _attend_step(q, table, rows, positions, picks, sink, defines, eps, o)
 
 
-def _shared_bytes(heads: int, D: int) -> int:
-    """As TILE_BYTES in the kernel's file."""
-    return 2 * (KEYS + heads) * (D + 8) + 4 * heads * (KEYS + 4) + 2 * heads * (KEYS + 8) + 12 * heads + 8 * KEYS
+def _attend_step(q: "cp.ndarray", table: "cp.ndarray", rows: Rows, positions: "cp.ndarray", picks: int,
+                 sink: "cp.ndarray", defines: Defines, eps: float, o: "cp.ndarray") -> None:
+    T, H = len(q), len(sink)
+    D, clustered = q.shape[1] // H, clusters()
+    sums = limits = None
+    if not clustered:
+        sums = scratch.take("attend.sums", (T, H, SLICES, D))
+        limits = scratch.take("attend.limits", (T, H, SLICES, 2))
+    blocks = -(-H // STEP_HEADS)
+    defines = (*defines, *_form(True, STEP_HEADS, STEP_KEYS, 8), ("CLUSTERED", int(clustered)), ("SLICES", SLICES),
+               ("BLOCKS", 1 if blocks * T * SLICES <= 2 * processors() else 2))
+    middle = max(2 * STEP_HEADS * (D + 8), 16 * STEP_HEADS * (STEP_KEYS + 4))
+    shared = 2 * STEP_KEYS * (D + 8) + middle + 2 * STEP_HEADS * (STEP_KEYS + 8) + 12 * STEP_HEADS + 8 * STEP_KEYS
+    launch(kernel("attend", "attend", defines, shared), (blocks, T, SLICES), (256,),
+           (q, table[0], table[1], rows.window, c_longlong(rows.slot_bytes), rows.slots, rows.pool, rows.pages,
+            0 if rows.pages is None else rows.pages.shape[1], positions, rows.chosen, picks, sink, eps, o, sums, limits),
+           shared)
+    if not clustered:
+        launch(kernel("attend", "combine", defines), (H, T), (D // 2,), (sums, limits, sink, table[0], table[1], o))
+
+
+def _form(step: bool, heads: int, keys: int, groups: int) -> Defines:
+    return ("STEP", int(step)), *([] if step else [("HEADS", heads)]), ("KEYS", keys), ("GROUPS", groups)

@@ -1,18 +1,16 @@
 """Hyper-connections: half a layer's output mixed back into the streams, and the next one's input read from them."""
 from dataclasses import dataclass
 
-import numpy as np
-
-from ds4mlx.cuda_port import scratch
 from ds4mlx.cuda_port.build import kernel
 from ds4mlx.cuda_port.device import cupy as cp
-from ds4mlx.cuda_port.launch import launch
+from ds4mlx.cuda_port.launch import clusters, launch
 from ds4mlx.cuda_port.weight import Weight
 
-CHANNELS = 64       # of each stream, a block
 LANES = 32
-STEP_TOKENS = 16    # up to here a block takes one token
-CHUNK_TOKENS = 16   # of a longer chunk, a block
+MOST_PAIRS = 256    # of channels of each stream, a block
+STEP_TOKENS = 16    # up to here a token is a cluster of blocks
+CHUNK_TOKENS = 8    # of a longer chunk, a block,
+CHANNELS = 64       # which takes so many channels at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +45,23 @@ def hyper_mix(streams: "cp.ndarray", of: Connection, update: Update, first: bool
     streams f32 [T, N, D]; all f32.
     """
     T, N, D = streams.shape
-    parts, M = D // CHANNELS, of.fn.shape[0]
-    tokens = 1 if T <= STEP_TOKENS else CHUNK_TOKENS
-    groups = -(-T // tokens)
-    sums = scratch.take("hyper_mix.sums", (T, parts, M + 1))
-    done = scratch.take("hyper_mix.done", (max(groups, 1024),), np.uint32)  # made of zeros, and left so
+    M = of.fn.shape[0]
     defines = (("N", N), ("D", D), ("M", M), ("FN_HALF", int(of.fn.kind == "F16")))
-    launch(kernel("hyper_mix", "mix", defines), (parts, groups), (N * CHANNELS + LANES,),
-           (streams, of.fn.raw, update.y, update.post, update.m, not first, sums, done, of.scale, of.base, of.norm,
-            of.iterations, of.hc_eps, of.eps, x, T, tokens))
+    args = (streams, of.fn.raw, update.y, update.post, update.m, not first, of.scale, of.base, of.norm, of.iterations,
+            of.hc_eps, of.eps, x)
+    if T <= STEP_TOKENS:
+        cluster, pairs = _shares(D)
+        defines += (("STEP", 1), ("CLUSTER", cluster), ("PAIRS", pairs), ("PASSES", D // (2 * pairs * cluster)))
+        launch(kernel("hyper_mix", "mix", defines), (cluster, T), (N * pairs,), args)
+        return
+    shared = 4 * (CHUNK_TOKENS + 8 * -(-M // 8)) * (N * CHANNELS + 4)
+    launch(kernel("hyper_mix", "mix", (*defines, ("STEP", 0)), shared), (-(-T // CHUNK_TOKENS),), (256,), (*args, T), shared)
+
+
+def _shares(D: int) -> tuple[int, int]:
+    """Blocks that share a token's channels, and pairs of them that a block takes at a time, a thread each."""
+    for cluster in (8, 4, 2, 1) if clusters() else (1,):
+        for pairs in range(MOST_PAIRS, 0, -LANES):
+            if D % (2 * pairs * cluster) == 0:
+                return cluster, pairs
+    raise ValueError(f"hyper_mix: {D} channels, needed a multiple of {2 * LANES}")

@@ -1,4 +1,7 @@
 """The next token of each row of logits."""
+import numpy as np
+
+from ds4mlx.cuda_port import scratch
 from ds4mlx.cuda_port.build import kernel
 from ds4mlx.cuda_port.device import cupy as cp
 from ds4mlx.cuda_port.launch import launch
@@ -14,4 +17,5 @@ def sample(logits: "cp.ndarray", plain: "cp.ndarray", settings: "cp.ndarray", to
     """
     B, V = logits.shape
     launch(kernel("sample", "sample", (("V", V),)), (B,), (1024,),
-           (logits, plain, settings, top_k, token, report, following))
+           (logits, plain, settings, top_k, token, report, following, scratch.take("sample.keys", (B, V), np.uint32),
+            scratch.take("sample.ids", (B, V), np.int32)))
