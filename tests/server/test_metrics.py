@@ -111,6 +111,30 @@ def test_states_on_disk_are_counted(serve, tmp_path):
         health["files"])
 
 
+def test_hits_misses_and_evictions_of_the_disk_are_counted_by_what_they_were(serve, tmp_path):
+    server = serve("plan</think>Done.", settings={"kv_disk_dir": tmp_path / "kv", "kv_disk_space_mb": 1, "ctx": 16384})
+    question = {"role": "user", "content": "the first " * 200}
+    answer = server.post(json={"messages": [question]}).json()["choices"][0]["message"]["content"]
+    server.chat("another one"), server.service.scheduler.store.flush()
+    server.post(json={"messages": [question, {"role": "assistant", "content": answer},   # without its reasoning
+                                   {"role": "user", "content": "And?"}]})
+    for number in range(40):    # a state of one takes some 50 kB, the directory 1 MiB
+        server.chat(f"another {number} " * 800)
+        server.service.scheduler.store.flush()
+    counted = samples(server)
+    assert counted['ds4mlx_kv_disk_hits_total{kind="thinking-visible"}'] == 1
+    assert counted['ds4mlx_kv_disk_misses_total{reason="no-candidate"}'] == 42
+    assert counted['ds4mlx_kv_disk_evictions_total{reason="disk-cache-full"}'] > 10
+
+
+def test_the_engines_memory_is_told(serve):
+    server = serve()
+    server.chat()
+    counted, memory = samples(server), stats(server)["memory"]
+    assert counted["ds4mlx_mlx_active_bytes"] == memory["active_bytes"] > 0
+    assert counted["ds4mlx_mlx_peak_bytes"] == memory["peak_bytes"] >= memory["active_bytes"]
+
+
 def test_without_a_cache_there_is_nothing_to_count(server):
     assert stats(server)["kv_cache"] == {"enabled": False} == {"enabled": server.client.get("/health").json()[
         "kv_cache"]["enabled"]}

@@ -62,7 +62,7 @@ def main(folder, seed, seconds):
 
 def store_stats(store):
     writer = store._writer
-    return {"saved": writer.saved, "skipped": writer.skipped, "failed": writer.failed, "evicted": store._room.evicted,
+    return {"saved": writer.saved, "skipped": writer.skipped, "failed": writer.failed, "evicted": store._room.evicted.total(),
             "rejected": store._rejected, "quarantined": len(list((store.path / "quarantine").iterdir()))}
 
 

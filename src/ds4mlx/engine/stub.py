@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ds4mlx.engine.protocol import MemoryPlan, ModelInfo, Row, Sampling, Step
+from ds4mlx.engine.protocol import MemoryPlan, MemoryUse, ModelInfo, Row, Sampling, Step
 from ds4mlx.errors import CheckpointError
 
 Script = Callable[[Sequence[int]], Iterable[int | None]]  # prompt -> answer
@@ -162,6 +162,9 @@ class StubEngine:
 
     def plan(self, context: int, sessions: int) -> MemoryPlan:
         return MemoryPlan(0, 8 * context, sessions, 0, GIB)
+
+    def memory(self) -> MemoryUse:
+        return MemoryUse(8 * len(self.slices), 8 * len(self.slices))
 
     def arrays(self, tokens: int) -> Mapping[str, tuple[tuple[int, ...], np.dtype]]:
         return {"tokens": ((tokens,), np.dtype(np.uint32)), "logits": ((self.info.vocab,), np.dtype(np.float32))}

@@ -36,7 +36,8 @@ async def gather(service: Service, began: float) -> Statistics:
     health, store = service.health, service.scheduler.store
     kept = await asyncio.to_thread(store.stats) if store is not None else None
     return Statistics(health.state, round(time.monotonic() - began, 1), service.context, health.slots, health.active,
-                      health.queued, service.scheduler.use, service.metrics.counts, kept)
+                      health.queued, service.scheduler.use, service.metrics.counts, kept,
+                      service.scheduler.memory)
 
 
 def as_json(now: Statistics) -> dict[str, Json]:
@@ -54,6 +55,7 @@ def as_json(now: Statistics) -> dict[str, Json]:
         "tokens_per_second": {"prefill": round(counts.prefill_tps, 1), "decode": round(counts.decode_tps, 1)},
         "seconds": {name: {"count": took.count, "sum": round(took.sum_s, 3)} for name, took in _durations(counts)},
         "tool_replays": dict(counts.tool_replays), "recovered_tool_blocks": counts.recovered,
+        "memory": asdict(now.memory) if now.memory else None,
         "kv_cache": {"enabled": now.store is not None, **(asdict(now.store) if now.store else {})}}
 
 
@@ -89,6 +91,9 @@ def exposition(now: Statistics) -> Iterator[str]:
                        counts.recovered)
     yield from _single("context_limit_tokens", "gauge", "Most tokens of prompt and answer.", now.context)
     yield from _single("uptime_seconds", "gauge", "Since the start.", now.uptime_s)
+    if now.memory is not None:
+        yield from _single("mlx_active_bytes", "gauge", "Of the engine's arrays.", now.memory.active_bytes)
+        yield from _single("mlx_peak_bytes", "gauge", "The most that they took.", now.memory.peak_bytes)
     yield from _cache(now)
 
 
@@ -99,11 +104,14 @@ def _cache(now: Statistics) -> Iterator[str]:
     store = now.store
     if store is None:
         return
-    yield from _single("kv_disk_hits_total", "counter", "States read from disk.", store.hits)
+    yield from _labelled("kv_disk_hits_total", "kind", "States read from disk, by the key that they were found by.",
+                         store.hits_by_key)
+    yield from _labelled("kv_disk_misses_total", "reason", "Prompts that went on from no state on disk.",
+                         now.counts.disk_misses)
     yield from _single("kv_disk_saves_total", "counter", "States written to disk.", store.saved)
     yield from _labelled("kv_disk_errors_total", "op", "States that could not be read or written.",
                          {"load": store.rejected, "save": store.failed})
-    yield from _single("kv_disk_evictions_total", "counter", "States deleted for room.", store.evicted)
+    yield from _labelled("kv_disk_evictions_total", "reason", "States deleted for room.", store.evicted_because)
     yield from _single("kv_disk_write_bytes_total", "counter", "Bytes written.", store.written_bytes)
     yield from _single("kv_disk_bytes", "gauge", "Bytes of all files.", store.total_bytes)
     yield from _single("kv_disk_budget_bytes", "gauge", "Bytes that they may take.", store.budget_bytes)

@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 
 from ds4mlx.chat.events import FinishReason, Usage
+from ds4mlx.engine.protocol import MemoryUse
 from ds4mlx.sessions.lookup import Api, Source
 from ds4mlx.sessions.replay import Replays
 from ds4mlx.sessions.store import StoreStats
@@ -68,6 +69,7 @@ class Ended:
     source: Source | None
     computed_tokens: int
     replays: Replays
+    disk_miss: str        # why no state on disk was gone on from; "" where one was, or none was needed
     recovered: int        # malformed tool blocks that became text
 
 
@@ -78,6 +80,7 @@ class Counts:
     errors: Counter[int] = field(default_factory=Counter)                # by HTTP status
     sources: Counter[str] = field(default_factory=Counter)               # where prompts began
     prompt_tokens: Counter[str] = field(default_factory=Counter)         # by source, those computed under "prefill"
+    disk_misses: Counter[str] = field(default_factory=Counter)           # why no state on disk was gone on from
     tool_replays: Counter[str] = field(default_factory=Counter)
     generated_tokens: int = 0
     reasoning_tokens: int = 0
@@ -109,6 +112,7 @@ class Statistics:
     use: tuple[SlotUse, ...]
     counts: Counts
     store: StoreStats | None
+    memory: MemoryUse | None    # None until the engine is open
 
 
 class Metrics:
@@ -124,7 +128,8 @@ class Metrics:
         with self._lock:
             now = self._counts
             return replace(now, requests=now.requests.copy(), errors=now.errors.copy(), sources=now.sources.copy(),
-                           prompt_tokens=now.prompt_tokens.copy(), tool_replays=now.tool_replays.copy())
+                           prompt_tokens=now.prompt_tokens.copy(), disk_misses=now.disk_misses.copy(),
+                           tool_replays=now.tool_replays.copy())
 
     def refused(self, status: int) -> None:
         """A request was answered with an error of this status."""
@@ -140,6 +145,7 @@ class Metrics:
                 now.sources[request.source] += 1
                 now.prompt_tokens[request.source] += usage.cached_tokens
                 now.prompt_tokens["prefill"] += request.computed_tokens
+                now.disk_misses.update([request.disk_miss] if request.disk_miss else ())
                 now.tool_replays.update(mem=replays.mem, disk=replays.disk, canonical=replays.canonical,
                                         missing=replays.missing_ids)
             self._counts = replace(

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Literal, TypeVar
 
-from ds4mlx.engine.protocol import Engine, MemoryPlan, ModelInfo, Row, Sampling, Step
+from ds4mlx.engine.protocol import Engine, MemoryPlan, MemoryUse, ModelInfo, Row, Sampling, Step
 from ds4mlx.errors import BadRequest, Cancelled
 from ds4mlx.service.choice import Seat, choose
 from ds4mlx.service.metrics import SlotUse
@@ -110,6 +110,11 @@ class Scheduler:
         self._watchdog.close()
         if self._thread.ident is not None:
             self._thread.join(max(drain_seconds, 10.0))
+
+    @property
+    def memory(self) -> MemoryUse | None:
+        """What the engine's arrays take; None unless it is open."""
+        return self._engine.memory() if self._state in ("ok", "draining") else None
 
     @property
     def queued(self) -> int:

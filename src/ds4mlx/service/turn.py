@@ -100,6 +100,7 @@ class Answer:
         self.source: Source = "none"
         self.cached_tokens = 0
         self.cache_line = ""                  # what was reused, and why no more
+        self._disk_miss = ""
         self._tool_memory, self._trace, self._metrics = tool_memory, trace, metrics
         self._reached = 0                     # tokens of the prompt that are in the session
         self._sampled: list[tuple[int, bytes | Control]] = []   # behind the reasoning
@@ -187,7 +188,7 @@ class Answer:
     def starts(self, start: Start) -> None:
         self._timings.started = time.monotonic()
         self.source, self.cached_tokens, self.prompt_tokens = start.source, start.reused, start.total
-        self.cache_line = start.explanation.header()
+        self.cache_line, self._disk_miss = start.explanation.header(), start.explanation.disk_miss
         if self._trace:
             self._trace.starts(start)
         self.prefilled(start.reused)
@@ -339,7 +340,8 @@ class Answer:
         source = self.source if self._timings.started is not None else None
         reason = "cancelled" if end.error_code == CANCELLED else end.reason
         return Ended(self.turn.api, reason, end.usage, self._timings, source,
-                     max(0, self._reached - end.usage.cached_tokens), self.encoded.replays, recovered)
+                     max(0, self._reached - end.usage.cached_tokens), self.encoded.replays, self._disk_miss,
+                     recovered)
 
     def _log(self, end: Finish) -> None:
         """Numbers only: neither prompts nor answers belong in a log."""

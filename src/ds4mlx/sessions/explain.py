@@ -66,6 +66,12 @@ class Explanation:
         """Common tokens that are computed again."""
         return max(0, self.common - self.reused)
 
+    @property
+    def disk_miss(self) -> str:
+        """Why no saved state was gone on from; "" where one was, or where what is in memory was enough."""
+        found = next((v.outcome for v in self.verdicts if v.source == "disk-text"), "")
+        return "" if found == "taken" else found
+
     def header(self) -> str:
         """On one line, for `x-ds4mlx-cache`."""
         differs = f"; differs={self.place.block}+{self.place.byte}" if self.place else ""

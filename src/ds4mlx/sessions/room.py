@@ -2,8 +2,9 @@
 import logging
 import math
 import time
+from collections import Counter
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ds4mlx.errors import CheckpointError
 from ds4mlx.sessions import policy
@@ -27,7 +28,7 @@ class Room:
     index: Index
     budget_bytes: int
     fixed_bytes: int
-    evicted: int = 0
+    evicted: Counter[str] = field(default_factory=Counter)     # heads, by why
 
     def make(self, need_bytes: int, *, keep: Collection[str] = (), keep_segments: Collection[str] = (),
              incoming: Collection[str] = ()) -> None:
@@ -43,7 +44,7 @@ class Room:
         found = self._victims(excess, keep, keep_segments, incoming)
         if found.freed_bytes < excess:
             raise NoRoom(f"only {found.freed_bytes} of {excess} bytes could be evicted; raise --kv-disk-space-mb")
-        self._delete_all(found.names, keep_segments)
+        self._delete_all(found.names, keep_segments, "disk-cache-full")
 
     def tidy(self) -> None:
         """At the start: deletes what crashes left behind and what a smaller budget does not hold."""
@@ -56,7 +57,7 @@ class Room:
         self.sweep(now)
         self.index.refresh(force=True)
         if (excess := self.index.total_bytes() - self.budget_bytes) > 0:
-            self._delete_all(self._victims(excess, (), (), ()).names, ())
+            self._delete_all(self._victims(excess, (), (), ()).names, (), "budget-lowered")
 
     def sweep(self, now: float) -> None:
         """Deletes files that processes were writing when they ended."""
@@ -72,23 +73,23 @@ class Room:
         seen = policy.Directory(self.index.entries(), sizes, strays, self.fixed_bytes, keep, keep_segments, incoming)
         return policy.victims(seen, excess, now)
 
-    def _delete_all(self, names: Collection[str], keep_segments: Collection[str]) -> None:
+    def _delete_all(self, names: Collection[str], keep_segments: Collection[str], why: str) -> None:
         for name in names:
             if name.startswith("quarantine/"):
                 self.directory.delete_quarantined(name.removeprefix("quarantine/"))
             elif name in self.index.heads:
-                self.delete_head(name, keep_segments)
+                self.delete_head(name, keep_segments, why)
             else:
                 self.directory.delete(name)
         self.index.refresh(force=True)
 
-    def delete_head(self, name: str, keep_segments: Collection[str] = ()) -> None:
+    def delete_head(self, name: str, keep_segments: Collection[str] = (), why: str = "unused") -> None:
         """The head first: without it the rest is found to be useless, the other way round it would be broken."""
         record = self.index.heads[name]
-        log.info("kv cache evicted reason=disk-cache-full tokens=%d hits=%d size=%d", record.head.tokens,
+        log.info("kv cache evicted reason=%s tokens=%d hits=%d size=%d", why, record.head.tokens,
                  record.head.hits, record.found.nbytes)
         self.directory.delete(name)
-        self.evicted += 1
+        self.evicted[why] += 1
         for alias in self.index.aliases_of(name):
             self.directory.delete(alias.found.name)
         references = self.index.references()

@@ -8,7 +8,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,7 @@ import numpy as np
 from ds4mlx.errors import CheckpointError
 from ds4mlx.sessions.directory import CacheDirectory, LockBusy
 from ds4mlx.sessions.format import read_alias, read_head, usage_writes
-from ds4mlx.sessions.header import Reason, read_key_start
+from ds4mlx.sessions.header import KeyKind, Reason, read_key_start
 from ds4mlx.sessions.identity import Identity, chain_hashes
 from ds4mlx.sessions.index import Index, Usable
 from ds4mlx.sessions.integrity import Corrupt, Incomplete
@@ -54,6 +54,7 @@ class Candidate:
     tokens: int
     text_bytes: int
     alias: str = ""
+    key_kind: KeyKind = "token-text"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,8 @@ class StoreStats:
     skipped: int
     failed: int
     evicted: int
+    hits_by_key: Mapping[str, int]          # kinds of the keys that were found
+    evicted_because: Mapping[str, int]
     saved_bytes: int
     written_bytes: int
     paused: bool
@@ -105,7 +108,8 @@ class Store:
         self._protected: dict[int, bytes] = {}
         self._next_protection = 0
         self._guard = ReloadGuard()
-        self._hits = self._rejected = 0
+        self._hits: Counter[str] = Counter()
+        self._rejected = 0
         self._start()
         self._saver = Saver(self._directory, self._index, self._room, self._mutex, self._usable, self._kept)
         self._writer = Writer(self._saver.save)
@@ -150,7 +154,8 @@ class Store:
         for match in sorted(matches, key=self._rank):
             if match.record.name not in rejected:
                 best.setdefault(match.record.name, match)
-        found = [Candidate(m.record.name, m.record.head.tokens, m.text_bytes, m.alias) for m in best.values()]
+        found = [Candidate(m.record.name, m.record.head.tokens, m.text_bytes, m.alias, m.key_kind)
+                 for m in best.values()]
         return Lookup(tuple(found[:MOST_CANDIDATES]), tuple(rejected.items()))
 
     def alike(self, key: bytes) -> dict[str, bytes]:
@@ -234,7 +239,7 @@ class Store:
             raise
         finally:
             self.release(candidate.name)
-        self._count_hit(candidate.name, restored, key, slot)
+        self._count_hit(candidate, restored, key, slot)
         log.info("kv cache hit text tokens=%d key=%s load=%.0f ms file=%s", candidate.tokens, candidate.name[:8],
                  1000 * (time.perf_counter() - started), candidate.name)
         return restored
@@ -287,10 +292,10 @@ class Store:
             if (found := self._directory.look(name)) is not None:
                 self._index.set_aside(found, why)
 
-    def _count_hit(self, name: str, restored: Restored, key: bytes, slot: int) -> None:
-        now = int(time.time())
+    def _count_hit(self, candidate: Candidate, restored: Restored, key: bytes, slot: int) -> None:
+        name, now = candidate.name, int(time.time())
         with self._notes:
-            self._hits += 1
+            self._hits[candidate.key_kind] += 1
             self._guard.restored(slot, _lineage(key), name, len(restored.tokens), now)
         if not self._mutex.acquire(blocking=False):   # a hit not counted in the file is no harm
             return
@@ -379,8 +384,9 @@ class Store:
         index, writer = self._index, self._writer
         usable = sum(not record.unusable for record in index.heads.values())
         return StoreStats(len(index.heads), usable, len(index.segments), index.total_bytes(),
-                          self.options.budget_bytes, len(index.quarantined), len(index.foreign), self._hits,
-                          self._rejected, writer.saved, writer.skipped, writer.failed, self._room.evicted,
+                          self.options.budget_bytes, len(index.quarantined), len(index.foreign),
+                          self._hits.total(), self._rejected, writer.saved, writer.skipped, writer.failed,
+                          self._room.evicted.total(), self._hits.copy(), self._room.evicted.copy(),
                           writer.last.written_bytes if writer.last else 0, self._directory.written_bytes,
                           writer.paused)
 
