@@ -16,7 +16,7 @@ from ds4mlx.cuda_port.sizes import Sizes
 from ds4mlx.cuda_port.state import Arena
 from ds4mlx.cuda_port.step import MOST_ROWS, Stepper
 from ds4mlx.cuda_port.weights import Progress, loading
-from ds4mlx.engine.protocol import SPAN_TOKENS, MemoryPlan, ModelInfo, Row, Step
+from ds4mlx.engine.protocol import SPAN_TOKENS, MemoryPlan, MemoryUse, ModelInfo, Row, Step
 from ds4mlx.gguf.reader import GGUF
 from ds4mlx.models.deepseek_v4 import names, schema
 from ds4mlx.models.fingerprint import weights_fp
@@ -62,6 +62,10 @@ class CudaEngine:
         s = self._settings
         return memory.plan(self._file, self._config, self._sizes, context, sessions, s.kv_rewind_points,
                            s.prefill_chunk, self._limit)
+
+    def memory(self) -> MemoryUse:
+        pool = cp.get_default_memory_pool()
+        return MemoryUse(pool.used_bytes(), pool.total_bytes())     # a pool keeps what it has once had
 
     def arrays(self, tokens: int) -> Mapping[str, tuple[tuple[int, ...], np.dtype]]:
         return {name: (a.shape, a.dtype) for name, a in schema.arrays(self._config, tokens, self._packed).items()}
