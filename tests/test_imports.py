@@ -33,7 +33,7 @@ TABLE = {
 GRAPH = ("graph", "attention", "indexer", "compressor", "hyper", "experts", "layers", "pages", "rope", "stacked",
          "state", "weights")
 MLX = ("ops", "notebook", "engine.mlx_", *(f"models.deepseek_v4.{part}" for part in GRAPH))
-HEAVY = {"mlx", "mlx_lm", "numpy", "tokenizers", "starlette", "hypercorn", "rich", "transformers", "asyncio", "ssl"}
+HEAVY = {"mlx", "mlx_lm", "numpy", "tokenizers", "starlette", "hypercorn", "rich", "prompt_toolkit", "transformers", "asyncio", "ssl"}
 
 
 def module_name(path):
@@ -104,7 +104,7 @@ def test_everything_else_works_on_a_machine_without_mlx():
 
 
 @pytest.mark.parametrize("arguments", [
-    ["--help"], ["run", "--help"], ["serve", "--help"], ["cache", "ls", "--help"], ["--version"], ["help", "logits"]])
+    ["--help"], ["chat", "--help"], ["run", "--help"], ["serve", "--help"], ["cache", "ls", "--help"], ["--version"], ["help", "logits"]])
 def test_help_imports_nothing_heavy(arguments):
     code = ("import sys\nfrom ds4mlx.cli.main import main\n"
             "try:\n    main(" + repr(arguments) + ")\nexcept SystemExit:\n    pass\n"

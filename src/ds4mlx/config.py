@@ -12,8 +12,8 @@ from ds4mlx.errors import UsageError
 
 PREFIX = "DS4MLX_"
 # Each may have a section in a file.
-COMMANDS = ("run", "serve", "tokens", "logits", "logprobs", "inspect", "cache", "trace", "wire", "bench", "doctor",
-            "quantize")
+COMMANDS = ("chat", "run", "serve", "tokens", "logits", "logprobs", "inspect", "cache", "trace", "wire", "bench",
+            "doctor", "quantize")
 
 
 @dataclass(frozen=True, slots=True)

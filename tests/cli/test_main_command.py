@@ -19,11 +19,6 @@ def test_help_of_a_command_is_found_in_three_places(ds4mlx, command):
     assert all(result.code == 0 and result.err == "" for result in shown)
 
 
-def test_no_command_shows_the_help_and_is_misuse(ds4mlx):
-    result = ds4mlx()
-    assert result.code == 2 and result.out == "" and "COMMAND" in result.err
-
-
 @pytest.mark.parametrize("command", COMMANDS)
 def test_an_unknown_option_is_named_and_the_usage_is_short(ds4mlx, command):
     result = ds4mlx(command, "-p", "x", "--no-such=5") if command in ("tokens",) else ds4mlx(command, "--no-such=5")

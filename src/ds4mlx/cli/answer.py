@@ -7,6 +7,7 @@ from typing import TextIO
 
 from ds4mlx.chat.events import (Event, Finish, Progress, ReasoningDelta, ReasoningEnd, Recovered, TextDelta,
                                 ToolArgsDelta, ToolCallStart)
+from ds4mlx.text.escaping import harmless
 
 DIM, CYAN, PLAIN = "\x1b[2m", "\x1b[36m", "\x1b[0m"
 
@@ -34,7 +35,8 @@ class Speed:
     """Seconds of one answer, from the moments its events arrive."""
 
     def __init__(self) -> None:
-        self.began = self.prefilled = self.ended = time.monotonic()
+        self.asked = self.began = self.prefilled = self.ended = time.monotonic()
+        self.first: float | None = None
         self.reused = -1
 
     def take(self, event: Event) -> None:
@@ -43,7 +45,14 @@ class Speed:
             if self.reused < 0:
                 self.began, self.reused = now, event.done
             self.prefilled = now
+        elif self.first is None:
+            self.first = now
         self.ended = now
+
+    @property
+    def first_token_s(self) -> float:
+        """From the question to the first sign of an answer, waiting included."""
+        return (self.first or self.ended) - self.asked
 
     def numbers(self, end: Finish) -> dict[str, float]:
         prefill_s, decode_s = self.prefilled - self.began, self.ended - self.prefilled
@@ -61,6 +70,7 @@ class TextWriter:
 
     def __init__(self, out: TextIO, *, reasoning: bool, color: bool) -> None:
         self.out, self.reasoning, self.color = out, reasoning, color
+        self.shown = harmless if out.isatty() else str   # a file gets the bytes that the model said
         self.calls = Calls()
         self.last = "\n"      # what was written last: whether a line is open
 
@@ -84,6 +94,7 @@ class TextWriter:
         if not text:
             return
         self.last = text
+        text = self.shown(text)
         self.out.write(f"{style}{text}{PLAIN}" if style and self.color else text)
         self.out.flush()
 

@@ -16,6 +16,7 @@ from ds4mlx.config import COMMANDS
 from ds4mlx.errors import Ds4Error, UsageError
 
 FAILED, MISUSED, INTERRUPTED = 1, 2, 130
+DEFAULT = "chat"    # what is done without a command
 OUTPUT_FAULTS = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -48,12 +49,7 @@ def _stream(stream: TextIO | None) -> TextIO:
 def main(argv: Sequence[str]) -> int:
     """Run one command line; returns its exit code, or raises SystemExit after help or misuse."""
     parser = build_parser()
-    args, unknown = parser.parse_known_args(argv)
-    if args.command is None:
-        if unknown:
-            parser.error(_unknown(unknown))
-        parser.print_help(sys.stderr)
-        return MISUSED
+    args, unknown = parser.parse_known_args(argv if _names_command(argv) else [DEFAULT, *argv])
     if unknown := _without_mtp(args.command, unknown):
         args.parser.error(_unknown(unknown))
     try:
@@ -67,7 +63,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def build_parser() -> ArgumentParser:
-    parser = Parser(prog="ds4mlx", allow_abbrev=False, add_help=False, usage="ds4mlx COMMAND [OPTIONS]",
+    parser = Parser(prog="ds4mlx", allow_abbrev=False, add_help=False, usage="ds4mlx [COMMAND] [OPTIONS]",
                     description="DeepSeek V4 Flash on one's own machine.")
     parser.add_argument("-h", "--help", nargs="?", metavar="COMMAND", action=_Help,
                         help="show this, or a command's help")
@@ -106,6 +102,11 @@ def _show_help(parser: ArgumentParser, topic: str | None) -> int:
     else:
         main([topic, "--help"])
     return 0
+
+
+def _names_command(argv: Sequence[str]) -> bool:
+    """Whether the line is for the parser of all commands: options alone are the default command's."""
+    return bool(argv) and (not argv[0].startswith("-") or argv[0].partition("=")[0] in ("-h", "--help", "--version"))
 
 
 def _unknown(arguments: Sequence[str]) -> str:

@@ -62,6 +62,15 @@ def add_thinking_flags(parser: ArgumentParser) -> None:
     group.add_argument("--think-max", dest="think", action="store_const", const="max", help="--think-level max")
 
 
+def add_state_flags(parser: ArgumentParser) -> None:
+    """Where states are kept, for a command that answers and ends: a long prompt need not be computed each time."""
+    group = parser.add_argument_group("states to go on from")
+    group.add_argument("--kv-disk-dir", metavar="DIR", help="keep states of conversations here (nowhere)")
+    group.add_argument("--kv-disk-space-mb", metavar="N", help="most MiB that they may take (4096)")
+    group.add_argument("--kv-rewind-points", metavar="N",
+                       help="earlier lengths of a conversation that can be gone back to (16)")
+
+
 def settings_from(args: Namespace) -> Settings:
     """The settings of a parsed command line. Raises UsageError; warns once of options that do nothing."""
     flags = dict(vars(args))

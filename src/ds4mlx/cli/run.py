@@ -1,8 +1,5 @@
 """`ds4mlx run`: one question, one answer. The same path as a request to the server, without the server."""
-import os
-import signal
 import sys
-import time
 from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING
 
@@ -14,9 +11,6 @@ if TYPE_CHECKING:
     from ds4mlx.config import Settings
     from ds4mlx.service.service import Service
     from ds4mlx.service.turn import Answer
-
-INTERRUPTED = 130
-SECOND_SIGNAL_S = 2.0
 
 
 def add_parser(subparsers: "_SubParsersAction[ArgumentParser]") -> None:
@@ -69,12 +63,11 @@ def run(args: Namespace) -> int:
 
 async def _run(args: Namespace, settings: "Settings", body: "dict[str, Json]", text: str | None) -> int:
     """`text` is the question where --raw-prompt may apply."""
-    import asyncio
-
+    from ds4mlx.cli.interrupt import Interrupt
     from ds4mlx.service.service import open_service
     service = open_service(settings)
-    interrupt = _Interrupt()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGINT, interrupt)
+    interrupt = Interrupt()
+    interrupt.listen()
     await service.start()
     try:
         answer = await _ask(args, service, body, text)
@@ -113,6 +106,7 @@ async def _show(answer: "Answer", writer: "Writer") -> int:
     """Write the events to their end. Raises Ds4Error for an answer that failed, after what there is of it."""
     from ds4mlx.chat.events import Finish, Progress
     from ds4mlx.cli.answer import Speed, show_progress, speed_line
+    from ds4mlx.cli.interrupt import INTERRUPTED
     from ds4mlx.errors import Ds4Error
     speed = Speed()
     async for event in answer:
@@ -129,19 +123,3 @@ async def _show(answer: "Answer", writer: "Writer") -> int:
             raise Ds4Error(event.error or "the answer failed")
         return INTERRUPTED if event.reason == "cancelled" else 0
     raise AssertionError("an answer ends with Finish")
-
-
-class _Interrupt:
-    """Ctrl+C ends the answer and keeps it; a second one within two seconds, or one while loading, ends the process."""
-
-    def __init__(self) -> None:
-        self.answer: "Answer | None" = None
-        self.at = -SECOND_SIGNAL_S
-
-    def __call__(self) -> None:
-        now = time.monotonic()
-        if self.answer is None or now - self.at < SECOND_SIGNAL_S:
-            sys.stdout.flush()
-            os._exit(INTERRUPTED)  # the engine thread is inside a computation that nothing can stop
-        self.at = now
-        self.answer.cancel("cancelled")

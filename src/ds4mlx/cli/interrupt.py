@@ -1,0 +1,37 @@
+"""What Ctrl+C does to an answer."""
+import os
+import signal
+import sys
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ds4mlx.service.turn import Answer
+
+INTERRUPTED = 130
+SECOND_SIGNAL_S = 2.0
+
+
+class Interrupt:
+    """Ctrl+C ends the answer and keeps it; a second one within two seconds, or one while loading, ends the process."""
+
+    def __init__(self) -> None:
+        self.answer: "Answer | None" = None
+        self._at = -SECOND_SIGNAL_S
+
+    def listen(self) -> None:
+        """From now on, in the running loop."""
+        import asyncio
+        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, self)
+
+    def again(self) -> bool:
+        """Whether this is the second within two seconds."""
+        now = time.monotonic()
+        before, self._at = self._at, now
+        return now - before < SECOND_SIGNAL_S
+
+    def __call__(self) -> None:
+        if self.again() or self.answer is None:
+            sys.stdout.flush()
+            os._exit(INTERRUPTED)  # the engine thread is inside a computation that nothing can stop
+        self.answer.cancel("cancelled")
