@@ -8,7 +8,7 @@ from ds4mlx.chat.canonical import clean_text, drop_billing
 from ds4mlx.chat.json_text import spell
 from ds4mlx.chat.messages import Message, Part, Reasoning, TextPart, Tool, ToolCall, ToolReference, ToolResult
 from ds4mlx.errors import BadRequest
-from ds4mlx.server.fields import Fields
+from ds4mlx.server.fields import Fields, unsupported
 from ds4mlx.server.sealed import unseal
 
 log = logging.getLogger(__name__)
@@ -57,8 +57,7 @@ def _of_types(place: Fields, member: str, types: tuple[str, ...]) -> list[Fields
     for block in blocks:
         kind = block.required_string("type")
         if kind not in types:
-            raise BadRequest(f"{block.path} is of type {kind!r}, need one of {', '.join(types)}; leave it out",
-                             param=block.path)
+            raise block.unreadable(kind, f"one of {', '.join(types)}")
     return blocks
 
 
@@ -93,14 +92,22 @@ def _read_call(block: Fields) -> ToolCall:
 
 
 def _read_result(block: Fields) -> ToolResult:
-    """`is_error` adds nothing: the text says it."""
+    """`is_error` adds nothing: the text says it. What is no text is named in its place: an agent that looks at an image
+    by itself has nobody who could take it back."""
     call_id = block.required_string("tool_use_id")
     if not isinstance(block.get("content"), list):
         return ToolResult(call_id, block.string("content") or "")
-    parts = _of_types(block, "content", ("text", "tool_reference"))
-    return ToolResult(call_id, tuple(
-        _read_text(part) if part.get("type") == "text" else ToolReference(part.required_string("tool_name"))
-        for part in parts))
+    return ToolResult(call_id, tuple(map(_result_block, block.objects("content"))))
+
+
+def _result_block(block: Fields) -> str | ToolReference:
+    match block.required_string("type"):
+        case "text":
+            return _read_text(block)
+        case "tool_reference":
+            return ToolReference(block.required_string("tool_name"))
+        case kind:
+            return unsupported(kind)
 
 
 def _text_part(block: Fields) -> TextPart:

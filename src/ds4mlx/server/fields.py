@@ -10,6 +10,14 @@ _KINDS = {bool: "a boolean", int: "an integer", float: "a number", Number: "a nu
           list: "an array", dict: "an object", type(None): "null"}
 
 
+MEDIA = ("image", "document", "file", "audio", "video")   # in names of types of parts
+
+
+def unsupported(kind: str) -> str:
+    """What stands in a tool's result for a part that is not text: the words of the model's own encoder."""
+    return f"[Unsupported {kind[:80]}]"
+
+
 def found(value: Json) -> str:
     """What a value is, for an error: its kind, and the value itself where it is short."""
     shown = repr(value) if isinstance(value, int | float | str) and not isinstance(value, bool) else ""
@@ -39,6 +47,14 @@ class Fields:
         if value is None:
             return BadRequest(f"{name} is missing, need {needed}", param=name, code=code)
         return BadRequest(f"{name} is {found(value)}, need {needed}", param=name, code=code)
+
+    def unreadable(self, kind: str, needed: str, param: str | None = None) -> BadRequest:
+        """This is a part of a message, of a type that the model cannot be shown."""
+        advice = f", need {needed}; leave it out"
+        if any(word in kind for word in MEDIA):
+            advice = ("; this model reads text only: describe it in words, and go back to before the message that holds "
+                      "it, or every later request of the conversation is refused as well")
+        return BadRequest(f"{self.path} is of type {kind[:80]!r}{advice}", param=param or self.path)
 
     def get(self, member: str) -> Json:
         return self.members.get(member)

@@ -7,7 +7,7 @@ from ds4mlx.chat.canonical import clean_text
 from ds4mlx.chat.json_text import spell
 from ds4mlx.chat.messages import Message, Part, Reasoning, Role, TextPart, Tool, ToolCall, ToolResult
 from ds4mlx.errors import BadRequest
-from ds4mlx.server.fields import Fields
+from ds4mlx.server.fields import Fields, unsupported
 
 ROLES: dict[str, Role] = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant",
                           "tool": "tool", "function": "tool", "latest_reminder": "latest_reminder"}
@@ -25,9 +25,9 @@ def _read_message(message: Fields) -> Message:
     role = message.choice("role", tuple(ROLES))
     if role is None:
         raise message.error("role", f"one of {', '.join(ROLES)}")
-    text = read_content(message)
     if ROLES[role] == "tool":
-        return Message("tool", (ToolResult(message.string("tool_call_id") or "", text),))
+        return Message("tool", (ToolResult(message.string("tool_call_id") or "", _read_result(message)),))
+    text = read_content(message)
     parts: list[Part] = [TextPart(text)] if text else []
     if role == "assistant":
         spoken = (message.string(member) or "" for member in ("reasoning_content", "reasoning"))
@@ -45,11 +45,19 @@ def read_content(message: Fields, member: str = "content") -> str:
     return "".join(map(_read_part, message.objects(member)))
 
 
+def _read_result(message: Fields) -> str | tuple[str, ...]:
+    """A tool's result: as the text of any message, or where there is more than text, blocks that name what it is."""
+    parts = list(message.objects("content")) if isinstance(message.get("content"), list) else []
+    kinds = [part.required_string("type") for part in parts]
+    if all(kind in TEXT_MEMBER for kind in kinds):
+        return read_content(message)
+    return tuple(_read_part(part) if kind in TEXT_MEMBER else unsupported(kind) for part, kind in zip(parts, kinds))
+
+
 def _read_part(part: Fields) -> str:
     kind = part.required_string("type")
     if kind not in TEXT_MEMBER:
-        raise BadRequest(f"{part.path} is of type {kind!r}; only text parts are supported, leave it out",
-                         param=part.path)
+        raise part.unreadable(kind, "text")
     text = part.string(TEXT_MEMBER[kind])
     if text is None:
         raise part.error(TEXT_MEMBER[kind], "a string")

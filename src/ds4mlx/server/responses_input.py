@@ -7,7 +7,7 @@ from ds4mlx.chat.json_text import spell
 from ds4mlx.chat.messages import (
     Json, Message, Part, Reasoning, Role, TextPart, ToolCall, ToolReference, ToolResult)
 from ds4mlx.errors import BadRequest
-from ds4mlx.server.fields import Fields
+from ds4mlx.server.fields import Fields, unsupported
 from ds4mlx.server.responses_tools import CUSTOM_PARAMETER, WireTools, read_wire_tools
 from ds4mlx.server.sealed import unseal
 
@@ -144,8 +144,7 @@ def _content(item: Fields, member: str) -> str:
 def _part(part: Fields) -> str:
     kind = part.required_string("type")
     if kind not in TEXT_PARTS:
-        raise BadRequest(f"{part.path} is of type {kind[:80]!r}; only text parts are supported, leave it out",
-                         param="input")
+        raise part.unreadable(kind, "text", param="input")
     return part.string("refusal" if kind == "refusal" else "text") or ""
 
 
@@ -186,9 +185,16 @@ def _result(item: Fields, turns: _Turns) -> ToolResult:
         return ToolResult(_call_id(item), tuple(ToolReference(tool.name) for tool in loaded.tools))
     value = item.get("output")
     is_parts = isinstance(value, list) and all(isinstance(part, dict) and "type" in part for part in value)
+    if is_parts and any(part["type"] not in TEXT_PARTS for part in value):
+        return ToolResult(_call_id(item), tuple(map(_result_block, item.objects("output"))))
     if value is None or isinstance(value, str) or is_parts:
         return ToolResult(_call_id(item), _content(item, "output"))
     return ToolResult(_call_id(item), clean_text(spell(value)))
+
+
+def _result_block(part: Fields) -> str:
+    kind = part.required_string("type")
+    return _part(part) if kind in TEXT_PARTS else unsupported(kind)
 
 
 def _referred(item: Fields, find_item: FindItem) -> dict[str, Json]:
