@@ -215,3 +215,13 @@ def test_ipv6_addresses_are_written_in_brackets():
         pytest.skip("this machine has no IPv6")
     with bound:
         assert url(bound) == f"http://[::1]:{bound.getsockname()[1]}" and bound.family == socket.AF_INET6
+
+
+def test_a_connection_that_its_client_closed_is_closed_here(serve):
+    server = serve()
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=10) as connection:
+        connection.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert b"ds4mlx" in connection.recv(65536)
+        connection.shutdown(socket.SHUT_WR)
+        assert connection.recv(65536) == b""     # at once, and not when it has been idle for 75 s

@@ -5,7 +5,8 @@ import os
 import socket
 import stat
 
-from hypercorn.asyncio import serve
+from hypercorn.asyncio import run, serve
+from hypercorn.asyncio.tcp_server import TCPServer
 from hypercorn.config import Config
 from starlette.applications import Starlette
 
@@ -81,4 +82,14 @@ async def listen(app: Starlette, settings: Settings, bound: socket.socket, stop:
     logging.getLogger("hypercorn.error").setLevel(logging.WARNING)  # the caller tells where the server is
     config.errorlog = logging.getLogger("hypercorn.error")
     config.accesslog = logging.getLogger("hypercorn.access") if settings.access_log else None
+    run.TCPServer = _Connection
     await serve(app, config, shutdown_trigger=stop.wait)
+
+
+class _Connection(TCPServer):
+    """Ends when its client closes it. Hypercorn's own keeps the socket of an idle one for the whole keep-alive time-out:
+    75 s of clients that open a connection for each request are more files than macOS gives a process."""
+
+    async def _read_data(self) -> None:
+        await super()._read_data()
+        await self.idle_task.stop()
