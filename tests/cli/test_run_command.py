@@ -2,6 +2,7 @@
 import json
 import os
 import signal
+import subprocess
 
 import pytest
 
@@ -24,6 +25,35 @@ def test_the_question_comes_from_a_file_or_standard_input(run, tmp_path, monkeyp
     with open("question.txt") as stdin:
         monkeypatch.setattr("sys.stdin", stdin)
         assert run("--prompt-file", "-").out == "中文 👩‍💻\n"
+
+
+def test_what_is_piped_in_follows_the_question(start, tiny_path):
+    process = start("run", "-m", tiny_path, "--engine", "stub", "-p", "What is this?", stdin=subprocess.PIPE)
+    assert process.communicate("one\ntwo\n", timeout=60)[0] == "What is this?\n\none\ntwo\n"
+
+
+def test_a_pipe_without_anything_in_it_adds_nothing(start, tiny_path):
+    process = start("run", "-m", tiny_path, "--engine", "stub", "-p", "What is this?", stdin=subprocess.PIPE)
+    assert process.communicate("", timeout=60)[0] == "What is this?\n"
+
+
+def test_a_pipe_of_bytes_that_are_no_text_is_refused(start, tiny_path, tmp_path):
+    (tmp_path / "picture").write_bytes(b"\x89PNG\xff")
+    with open(tmp_path / "picture") as stdin:
+        process = start("run", "-m", tiny_path, "--engine", "stub", "-p", "What is this?", stdin=stdin)
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (1, "") and err == "ds4mlx run: -: byte 0 is not UTF-8; convert the file first\n"
+
+
+def test_messages_come_from_a_pipe_too(start, tiny_path):
+    process = start("run", "-m", tiny_path, "--engine", "stub", "--messages", "-", stdin=subprocess.PIPE)
+    assert process.communicate('[{"role": "user", "content": "Hello"}]', timeout=60)[0] == "Hello\n"
+
+
+def test_a_long_prompt_is_computed_once_over_several_runs(run, tmp_path):
+    arguments = ["-p", "word " * 2500, "--nothink", "-n", "3", "--kv-disk-dir", tmp_path / "kv", "--format", "json"]
+    first, second = (json.loads(run(*arguments).out)["usage"] for _ in range(2))
+    assert first["cached_tokens"] == 0 and second["cached_tokens"] == 2048    # saved at multiples of that
 
 
 @pytest.mark.parametrize("content", [b"\xff\xfe", None])

@@ -1,6 +1,5 @@
 """One answer on a terminal, in a pipe or as JSON. Text goes out as it is: never wrapped, never interpreted."""
 import json
-import sys
 import time
 from dataclasses import dataclass, field
 from typing import TextIO
@@ -132,10 +131,3 @@ Writer = TextWriter | JsonWriter
 def speed_line(end: Finish, timings: dict[str, float]) -> str:
     cached = f", cached {end.usage.cached_tokens}" if end.usage.cached_tokens else ""
     return f"prefill: {timings['prefill_tps']:.2f} t/s, generation: {timings['decode_tps']:.2f} t/s{cached}"
-
-
-def show_progress(event: Progress) -> None:
-    """The prefill on a terminal's last line of standard error; nothing elsewhere."""
-    if sys.stderr.isatty():
-        shown = f"prefill {event.done}/{event.total}" if event.done < event.total else ""
-        print(f"\r\x1b[K{shown}", end="", file=sys.stderr, flush=True)

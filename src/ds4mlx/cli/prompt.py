@@ -1,4 +1,6 @@
 """What a command line asks: its text or its messages, as the body of a chat request or as the ids of a prompt."""
+import os
+import stat
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping
@@ -47,6 +49,15 @@ def read_text(name: str) -> str:
         return raw.decode("utf-8")
     except UnicodeDecodeError as fault:
         raise BadRequest(f"{name}: byte {fault.start} is not UTF-8; convert the file first") from fault
+
+
+def piped_text() -> str:
+    """What a pipe or a file on standard input holds; "" from a terminal, a device or nothing. Raises BadRequest."""
+    try:
+        mode = os.fstat(sys.stdin.fileno()).st_mode
+    except (AttributeError, OSError, ValueError):   # closed, or not a file of the system
+        return ""
+    return read_text("-").rstrip("\n") if stat.S_ISFIFO(mode) or stat.S_ISREG(mode) else ""
 
 
 def read_bytes(name: str) -> bytes:

@@ -8,17 +8,19 @@ if TYPE_CHECKING:
 
     from ds4mlx.chat.messages import Json
     from ds4mlx.cli.answer import Writer
+    from ds4mlx.cli.prompt_bar import PromptBar
     from ds4mlx.config import Settings
     from ds4mlx.service.service import Service
     from ds4mlx.service.turn import Answer
 
 
 def add_parser(subparsers: "_SubParsersAction[ArgumentParser]") -> None:
-    from ds4mlx.cli.options import add_engine_flags, add_sampling_flags, add_thinking_flags
+    from ds4mlx.cli.options import add_engine_flags, add_sampling_flags, add_state_flags, add_thinking_flags
     from ds4mlx.cli.prompt import add_prompt_flags
     parser = subparsers.add_parser(
         "run", allow_abbrev=False, help="answer one question",
-        description="The answer on standard output, everything else on standard error.")
+        description="The answer on standard output, everything else on standard error. What is piped in follows the "
+                    "question of -p: cat file | ds4mlx run -p 'What is this?'")
     add_prompt_flags(parser)
     parser.add_argument("--messages", metavar="FILE",
                         help="a chat request in JSON, or its messages alone, instead of a prompt")
@@ -28,6 +30,7 @@ def add_parser(subparsers: "_SubParsersAction[ArgumentParser]") -> None:
     parser.add_argument("--seed", metavar="N", help="the same seed, the same answer")
     parser.add_argument("--stop", metavar="S", action="append", help="end the answer before this text; repeatable")
     add_thinking_flags(parser)
+    add_state_flags(parser)
     parser.set_defaults(run=run)
 
 
@@ -48,11 +51,13 @@ def run(args: Namespace) -> int:
 
     from ds4mlx.cli.model import engine_lock, resolve_model
     from ds4mlx.cli.options import settings_from
-    from ds4mlx.cli.prompt import chat_body, chat_body_of_file, question
+    from ds4mlx.cli.prompt import chat_body, chat_body_of_file, piped_text, question
     from ds4mlx.errors import UsageError
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     settings = settings_from(args)
     text = question(args, "messages")
+    if args.prompt is not None and (piped := piped_text()):
+        text = f"{text}\n\n{piped}"
     if text is None and (args.raw_prompt or args.system is not None):
         raise UsageError("--messages is a whole conversation; leave out --raw-prompt and --system")
     body = chat_body_of_file(args.messages) if text is None else chat_body(text, args.system)
@@ -64,16 +69,20 @@ def run(args: Namespace) -> int:
 async def _run(args: Namespace, settings: "Settings", body: "dict[str, Json]", text: str | None) -> int:
     """`text` is the question where --raw-prompt may apply."""
     from ds4mlx.cli.interrupt import Interrupt
+    from ds4mlx.cli.prompt_bar import PromptBar
+    from ds4mlx.config import color_wanted
     from ds4mlx.service.service import open_service
     service = open_service(settings)
     interrupt = Interrupt()
     interrupt.listen()
+    bar = PromptBar(color_wanted(args.color, sys.stderr.isatty()))
     await service.start()
     try:
         answer = await _ask(args, service, body, text)
         interrupt.answer = answer
-        return await _show(answer, _writer(args, service.info.name))
+        return await _show(answer, _writer(args, service.info.name), bar)
     finally:
+        bar.close()
         await service.close(0.0)
 
 
@@ -102,17 +111,16 @@ def _writer(args: Namespace, model: str) -> "Writer":
                       reasoning=terminal if args.show_thinking is None else args.show_thinking)
 
 
-async def _show(answer: "Answer", writer: "Writer") -> int:
+async def _show(answer: "Answer", writer: "Writer", bar: "PromptBar") -> int:
     """Write the events to their end. Raises Ds4Error for an answer that failed, after what there is of it."""
-    from ds4mlx.chat.events import Finish, Progress
-    from ds4mlx.cli.answer import Speed, show_progress, speed_line
+    from ds4mlx.chat.events import Finish
+    from ds4mlx.cli.answer import Speed, speed_line
     from ds4mlx.cli.interrupt import INTERRUPTED
     from ds4mlx.errors import Ds4Error
     speed = Speed()
     async for event in answer:
         speed.take(event)
-        if isinstance(event, Progress):
-            show_progress(event)
+        bar.take(event)
         if not isinstance(event, Finish):
             writer.write(event)
             continue
