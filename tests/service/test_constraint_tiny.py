@@ -14,15 +14,15 @@ from ds4mlx.engine.protocol import Sampling
 from ds4mlx.service.service import open_service
 from ds4mlx.service.turn import Turn
 
-PIECE = 50   # calls of one test, some 2 s each on one core: `-k` picks the pieces that are still to be run
+PIECE = 50   # calls of one test: `-k` picks the pieces that are still to be run
+SLOTS = 8    # in which 16 calls take 11 s of a core, one after the other 20 s: a step costs much the same for many
 
 
 async def check_calls(path, seeds):
-    service = open_service(Settings(model=path, ctx=4096, drain_seconds=5))
+    service = open_service(Settings(model=path, ctx=4096, batched_session=SLOTS, mixed_prefill_quantum=1024))
     await service.start()
     try:
-        for seed in seeds:
-            await check_call(service, seed)
+        await asyncio.gather(*(check_call(service, seed) for seed in seeds))
     finally:
         await service.close(5)
 
