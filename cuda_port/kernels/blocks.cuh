@@ -2,7 +2,8 @@
 // rows that dequantize.cu has arranged: of a row, first all codes, then all scales, so that 16 bytes are one aligned load.
 // A row keeps its bytes:
 //   Q8_0     codes, in runs of 64 as activations are (planes.cuh); f16 scales
-//   IQ2_XXS  groups of 32 weights: 4 rows of the codebook, signs and scale; f16 scales
+//   IQ2_XXS  groups of 32 weights: 4 rows of the codebook; signs of weights 8 o + i in bits 4 i + o, i < 7, and the
+//            scale in the last four; f16 scales
 //   Q2_K     codes; nibbles of scale and minimum, in fours for the same 8 bytes of codes; (f16 d, f16 dmin)
 //   Q4_K     codes; (f16 d, f16 dmin, 12 bytes of scales and minima)
 //   MXFP4    codes, weights 8 i ... 8 i + 7 in word i; exponents
@@ -111,17 +112,26 @@ DEVICE float weight_at(const u8* row, int k) {
     return half_at(b) * 0.25f * (0.5f + (word >> 28)) * (code & 4 ? -value : value);
 }
 
-// Codebook and signs in shared memory, once for each lane: no two lanes ever want the same bank. 48 KB.
-struct Iq2Tables { u32 grid[256 * LANES], signs[128 * LANES]; };
-
-DEVICE void fill(Iq2Tables* tables) {
-    for (int i = threadIdx.x; i < 256 * LANES; i += blockDim.x) {
-        tables->grid[i] = iq2_nibbles(IQ2_ROWS[i / LANES]);
-        if (i < 128 * LANES) tables->signs[i] = iq2_signs(i / LANES);
-    }
+// The word of signs of a group, as a file has it, with its bits where arranged rows have them.
+DEVICE u32 iq2_arranged(u32 signs) {
+    u32 word = signs & 0xf0000000;
+    for (int i = 0; i < 28; ++i) word |= (signs >> i & 1) << (i % 7 * 4 + i / 7);
+    return word;
 }
 
-// Entry i of a table for the lane whose bytes are at `mine`; at: 128 i, and any higher bits.
-DEVICE u32 iq2_entry(const u32* table, u32 at, u32 mine) { return *(const u32*)((const u8*)table + ((at & 0x7f80) | mine)); }
+// An arranged word of signs with bits 28 + o those of weights 8 o + 7, which make the number of minus signs even.
+DEVICE u32 iq2_all_signs(u32 word) {
+    u32 seven = word & 0x0fffffff, some = seven ^ seven >> 4 ^ seven >> 8;
+    return seven | (some ^ some >> 12 ^ seven >> 24) << 28;
+}
+
+// Bits 2 of nibbles: the signs of octet o out of iq2_all_signs().
+DEVICE u32 iq2_octet_signs(u32 all, int o) { return __funnelshift_l(all, all, (2 - o) & 31) & 0x44444444; }
+
+// The codebook in shared memory, once for each lane: no two lanes ever want the same bank. Entries are `pitch` bytes apart.
+DEVICE void fill_codebook(u8* codebook, int pitch) {
+    for (int i = threadIdx.x; i < 256 * LANES; i += blockDim.x)
+        *(u32*)(codebook + i / LANES * pitch + i % LANES * 4) = iq2_nibbles(IQ2_ROWS[i / LANES]);
+}
 
 #endif

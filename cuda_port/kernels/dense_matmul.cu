@@ -1,5 +1,5 @@
 // y[t, n] = sum_k x[t, k] W[n, k] for up to 16 vectors and several matrices that share them. Blocks stay: each takes tiles
-// of 8 rows in turn, shares a tile's K columns out among its groups of lanes and adds their parts up. Macros: K; VECTORS, at
+// of 16 rows in turn, shares a tile's K columns out among its groups of lanes and adds their parts up. Macros: K; VECTORS, at
 // most; HAS_Q8, HAS_F16; PHASES, in which K is covered where all of x does not fit into shared memory; DEPTH, ROUNDS (below).
 // `plain` is for all other shapes and types: macros KIND, K.
 #include "blocks.cuh"
@@ -31,16 +31,13 @@ KERNEL void plain(const float* x, const u8* w, const int* matrices, float* y, in
 #define THREADS 512
 #define WARPS (THREADS / LANES)
 #define MATRICES 8                                                 // at most
-#define PART (K / PHASES)                                          // columns of a phase
-#define SPLIT (PART / SLICE < WARPS ? PART / SLICE : WARPS)        // groups of lanes that share a tile
-#define TOGETHER (WARPS / SPLIT)                                   // tiles that a block works on at a time
-#define PARTS ((PART / SLICE + SPLIT - 1) / SPLIT)                 // slices of a tile for a group of lanes
-#define TOKEN_TILES ((VECTORS + 7) / 8)
-#define PLANE (PART + PAD)                                         // bytes
+#define PART (K / PHASES)                                                       // columns of a phase
+#define SPLIT (PART / Q8_COLUMNS < WARPS ? PART / Q8_COLUMNS : WARPS)           // groups of lanes that share a tile
+#define TOGETHER (WARPS / SPLIT)                                                // tiles that a block works on at a time
+#define TILES_OF_TOKENS ((VECTORS + 3) / 4)
+#define PLANE (PART + PAD)                                                      // bytes
 #define HALVES (PART + PAD / 2)
-#define PIECES (HAS_F16 ? 8 : 6)                                   // of a slice
-#define STAGE (PIECES * LANES)                                     // of a group of lanes, in pieces
-#define SUMS (WARPS * VECTORS * 8)                                 // of tiles that a block works on at a time
+#define SUMS (WARPS * VECTORS * 16)                                             // of tiles worked on at a time
 
 // `ends`: tiles of matrices 0 .. i of one group. Rows of a group follow one another, groups follow one another.
 struct Job {
@@ -55,51 +52,68 @@ struct Place { int matrix, row; };
 DEVICE Place place(const Job& job, int tile) {
     int m = 0;
     while (m < job.count - 1 && tile >= job.ends[m]) ++m;
-    return Place{m, 8 * (tile - (m ? job.ends[m - 1] : 0))};
+    return Place{m, 16 * (tile - (m ? job.ends[m - 1] : 0))};
 }
 
-DEVICE void fetch(Ring s, const Job& job, int tile, int k) {
-    Place p = place(job, tile);
-    size_t row = (size_t)blockIdx.y * job.rows[p.matrix] + p.row;
-    const u8* w = job.weights[p.matrix];
+// A group of lanes' way through its tiles: slice `part` of `tile`, whose rows are there.
+struct Cursor {
+    Rows rows;
+    int tile, part, parts, columns;
+
+    DEVICE void locate(const Job& job, int tiles) {
+        if (tile >= tiles) return;
+        Place p = place(job, tile);
 #if HAS_Q8 && HAS_F16
-    if (job.kinds[p.matrix] == KIND_Q8_0) fetch_q8(s, w + row * (K / 32 * 34), K, k);
-    else fetch_f16(s, w + row * (2 * K), K, k);
-#elif HAS_Q8
-    fetch_q8(s, w + row * (K / 32 * 34), K, k);
+        bool bytes = job.kinds[p.matrix] == KIND_Q8_0;
 #else
-    fetch_f16(s, w + row * (2 * K), K, k);
+        const bool bytes = HAS_Q8;
 #endif
-}
+        columns = bytes ? Q8_COLUMNS : F16_COLUMNS;
+        parts = (PART / columns + SPLIT - 1) / SPLIT;
+        size_t pitch = bytes ? K / 32 * 34 : 2 * K;
+        rows = rows_of(job.weights[p.matrix] + ((size_t)blockIdx.y * job.rows[p.matrix] + p.row) * pitch, pitch);
+    }
+};
 
 // Each group of lanes keeps DEPTH slices on their way; parts are added up after every ROUNDS tiles.
-KERNEL __launch_bounds__(THREADS, 3 - TOKEN_TILES) void decode(const float* x, const __grid_constant__ Job job) {
+KERNEL __launch_bounds__(THREADS, TILES_OF_TOKENS > 2 ? 1 : 2) void decode(const float* x,
+                                                                            const __grid_constant__ Job job) {
     extern __shared__ __align__(16) u8 shared[];
-    Quad* ring = (Quad*)shared + group_id() * (DEPTH * STAGE) + lane_id();
-    u8* high = shared + WARPS * DEPTH * STAGE * sizeof(Quad);
-    u8* low = high + HAS_Q8 * VECTORS * PLANE;
-    __half* high_half = (__half*)(low + HAS_Q8 * VECTORS * PLANE);
-    __half* low_half = high_half + HAS_F16 * VECTORS * HALVES;
-    float* scales = (float*)(low_half + HAS_F16 * VECTORS * HALVES);
+    u8* ring = shared + group_id() * (DEPTH * SLICE_BYTES);
+    u8* planes = shared + WARPS * DEPTH * SLICE_BYTES;
+    __half* halves = (__half*)(planes + HAS_Q8 * 2 * VECTORS * PLANE);
+    float* scales = (float*)(halves + HAS_F16 * 2 * VECTORS * HALVES);
     float* partial = scales + VECTORS * (PART / BLOCK);               // [2][ROUNDS][SUMS]
-    int warp = group_id(), slot = warp / SPLIT, part = warp % SPLIT;
+    int slot = group_id() / SPLIT, split = group_id() % SPLIT;
     int tiles = job.ends[job.count - 1], stride = gridDim.x * TOGETHER, base = blockIdx.x * TOGETHER;
     int rounds = base < tiles ? (tiles - base + stride - 1) / stride : 0;
-    bool busy = slot < TOGETHER;
+    int mine = slot < TOGETHER ? tiles : 0;  // where this group of lanes stops
     LET_NEXT_BEGIN();
-    // Slice `i` of this group of lanes: part i % PARTS of the tile of round i / PARTS.
-    auto tile_of = [&](int i) { return base + slot + i / PARTS * stride; };
-    auto column = [&](int i) { return (part + i % PARTS * SPLIT) * SLICE; };
-    auto has = [&](int i) { return busy && i < rounds * PARTS && tile_of(i) < tiles && column(i) < PART; };
     for (int phase = 0; phase < PHASES; ++phase) {
-        auto begin = [&](int i) {
-            if (has(i)) fetch(Ring{ring + i % DEPTH * STAGE}, job, tile_of(i), phase * PART + column(i));
+        Cursor ahead = {{}, base + slot};
+        ahead.locate(job, mine);
+        int in = 0, out = 0;  // stages of the ring
+        auto begin = [&]() {
+            if (ahead.tile < mine) {
+                int k = (ahead.part * SPLIT + split) * ahead.columns;
+                Ring to = {ring + in * SLICE_BYTES};
+                if (k < PART) {
+                    if (HAS_Q8 && (!HAS_F16 || ahead.columns == Q8_COLUMNS)) fetch_q8(to, ahead.rows, K, phase * PART + k);
+                    else fetch_f16(to, ahead.rows, phase * PART + k);
+                }
+                if (++ahead.part == ahead.parts) {
+                    ahead.part = 0;
+                    ahead.tile += stride;
+                    ahead.locate(job, mine);
+                }
+            }
             copies_end();
+            in = in + 1 == DEPTH ? 0 : in + 1;
         };
-        for (int i = 0; i < DEPTH - 1; ++i) begin(i);
+        for (int i = 0; i < DEPTH - 1; ++i) begin();
         if (phase == 0) AWAIT_INPUTS();
         else __syncthreads();
-        for_blocks<4>(
+        for_blocks<TILES_OF_TOKENS == 1 ? 2 : 4>(
             job.tokens * (PART / BLOCK),
             [&](int i) {
                 return x + ((size_t)(i / (PART / BLOCK)) * job.groups + blockIdx.y) * K + phase * PART
@@ -109,49 +123,43 @@ KERNEL __launch_bounds__(THREADS, 3 - TOKEN_TILES) void decode(const float* x, c
                 int t = i / (PART / BLOCK), b = i % (PART / BLOCK) * BLOCK, lane = lane_id();
 #if HAS_Q8
                 Octets o = encode(v);
-                *(Duo*)(high + t * PLANE + b + plane_offset(lane)) = o.high;
-                *(Duo*)(low + t * PLANE + b + plane_offset(lane)) = o.low;
+                u8* to = planes + 2 * t * PLANE + b + plane_offset(lane);
+                *(Duo*)to = o.high;
+                *(Duo*)(to + PLANE) = o.low;
                 if (lane == 0) scales[i] = o.scale;
 #endif
 #if HAS_F16
-                store_halves(v, high_half + t * HALVES + b + 8 * lane, low_half + t * HALVES + b + 8 * lane);
+                store_halves(v, halves + 2 * t * HALVES + b + 8 * lane, halves + (2 * t + 1) * HALVES + b + 8 * lane);
 #endif
             });
         __syncthreads();
-        float acc[TOKEN_TILES][4] = {};
-        for (int i = 0; i < rounds * PARTS; ++i) {
-            begin(i + DEPTH - 1);
-            await_copies<DEPTH - 1>();
-            if (has(i)) {
-                int k = column(i);
-                Ring now = {ring + i % DEPTH * STAGE};
-#if HAS_F16
-                bool bytes = HAS_Q8 && job.kinds[place(job, tile_of(i)).matrix] == KIND_Q8_0;
-                if (!bytes) consume_f16(acc, now, high_half + k, low_half + k, HALVES, job.tokens);
-#else
-                const bool bytes = true;
-#endif
-#if HAS_Q8
-                if (bytes)
-                    consume_q8(acc, now, high + k, low + k, PLANE, scales + k / BLOCK, PART / BLOCK, job.tokens);
-#endif
+        Cursor now = {{}, base + slot};
+        for (int round = 0; round < rounds; ++round, now.tile += stride) {
+            float acc[TILES_OF_TOKENS][4] = {};
+            if (HAS_Q8 && HAS_F16 || round == 0) now.locate(job, mine);
+            for (int part = 0; now.tile < mine && part < now.parts; ++part) {
+                begin();
+                await_copies<DEPTH - 1>();
+                int k = (part * SPLIT + split) * now.columns;
+                Ring from = {ring + out * SLICE_BYTES};
+                out = out + 1 == DEPTH ? 0 : out + 1;
+                if (k >= PART) continue;
+                if (HAS_Q8 && (!HAS_F16 || now.columns == Q8_COLUMNS))
+                    consume_q8(acc, from, planes + k, PLANE, scales + k / BLOCK, PART / BLOCK, job.tokens);
+                else consume_f16(acc, from, halves + k, HALVES, job.tokens);
             }
-            if (i % PARTS < PARTS - 1) continue;
-            int round = i / PARTS;
             float* sums = partial + round / ROUNDS % 2 * (ROUNDS * SUMS);
-            keep_partial(acc, sums + round % ROUNDS * SUMS + warp * (VECTORS * 8), 8, job.tokens);
-#pragma unroll
-            for (int m = 0; m < TOKEN_TILES; ++m) acc[m][0] = acc[m][1] = acc[m][2] = acc[m][3] = 0;
+            keep_partial(acc, sums + round % ROUNDS * SUMS + group_id() * (VECTORS * 16), 16, job.tokens);
             if (round % ROUNDS < ROUNDS - 1 && round < rounds - 1) continue;
             __syncthreads();
-            int of_round = TOGETHER * job.tokens * 8;
+            int of_round = TOGETHER * job.tokens * 16;
             for (int j = threadIdx.x; j < (round % ROUNDS + 1) * of_round; j += THREADS) {
-                int r = j / of_round, of = j % of_round / (8 * job.tokens), t = j / 8 % job.tokens, n = j % 8;
+                int r = j / of_round, of = j % of_round / (16 * job.tokens), t = j / 16 % job.tokens, n = j % 16;
                 int tile = base + of + (round / ROUNDS * ROUNDS + r) * stride;
                 if (tile >= tiles) continue;
                 float sum = 0;
-#pragma unroll 4
-                for (int w = of * SPLIT; w < (of + 1) * SPLIT; ++w) sum += sums[r * SUMS + (w * VECTORS + t) * 8 + n];
+#pragma unroll
+                for (int w = 0; w < SPLIT; ++w) sum += sums[r * SUMS + ((of * SPLIT + w) * VECTORS + t) * 16 + n];
                 Place p = place(job, tile);
                 float* y = job.out[p.matrix] + ((size_t)t * job.groups + blockIdx.y) * job.rows[p.matrix] + p.row + n;
                 *y = phase ? *y + sum : sum;

@@ -54,7 +54,12 @@ KERNEL void arrange(const u8* from, u8* to, size_t bytes) {
             to[row * ROW_BYTES + 16 * b + at - 1] = (codes[n % 16] >> shift & 15) | (codes[n % 16 + 1] >> shift & 15) << 4;
         }
 #else
-        to[row * ROW_BYTES + target(b, at)] = from[i];
+        u8 value = from[i];
+        if (KIND == KIND_IQ2_XXS && at >= 2 && (at - 2) % 8 >= 4) {
+            const u8* word = from + i - (at - 2) % 4;
+            value = iq2_arranged(word[0] | word[1] << 8 | word[2] << 16 | (u32)word[3] << 24) >> (at - 2) % 4 * 8;
+        }
+        to[row * ROW_BYTES + target(b, at)] = value;
 #endif
     }
 }

@@ -1,33 +1,45 @@
-// Few tokens. Eight groups of lanes, a team, take some rows of all matrices; a block is two teams. One of them begins with
-// the shared expert, whose bytes are many and easy, the other with the routed ones, whose decoding is work: so the two
-// overlap. Macros: KIND of the routed experts, WIDTH (columns), ROWS, SLOTS, MOST (tokens at a time).
+// Few tokens. Eight groups of lanes, a team, take some rows of all matrices; a block is two teams. One of them begins
+// with the shared expert, whose bytes are many and easy, the other with the routed ones, whose decoding is work: so the
+// two overlap. Macros: KIND of the routed experts, WIDTH (columns), ROWS, SLOTS, MOST (tokens at a time).
 
 #define THREADS 512
 #define TEAM 8                                                       // groups of lanes
 #define PIECES (WIDTH / Size<KIND>::weights)                         // of a row
 #define SEGMENTS (PIECES / LANES)                                    // groups of lanes that share a row
-#define ROW_BYTES (WIDTH / Size<KIND>::block * Size<KIND>::bytes)
-#define SHARED_BYTES (WIDTH / 32 * 34)
+#define ROW_BYTES ((size_t)(WIDTH / Size<KIND>::block * Size<KIND>::bytes))
+#define SHARED_PITCH ((size_t)(WIDTH / 32 * 34))
 #define BLOCKS (WIDTH / BLOCK)
 #define PLANE (WIDTH + PAD)
-#define SLICES (WIDTH / SLICE)
-#define HAS_TABLES (KIND == KIND_IQ2_XXS)
+#define SLICES (WIDTH / Q8_COLUMNS)
+#define HAS_CODEBOOK (KIND == KIND_IQ2_XXS)
+#define TOKEN_TILES ((MOST + 3) / 4)
+#define FIELD_SUMS (Size<KIND>::sums ? PIECES * Fields<KIND>::count : 0)  // of a vector
 
 extern __shared__ __align__(16) u8 memory[];
 
-// partial[vector][8 rows], vectors `pitch` floats apart, for this group's share of the columns of eight shared rows.
-DEVICE void shared_rows(Slice& next, const u8* rows, const u8* then, const u8* high, const u8* low, int plane,
-                        const float* scales, int scale_pitch, float* partial, int pitch, int count) {
+// Shared memory is dealt out in turn; the codebook lies where its address ends in 16 zeros.
+DEVICE u8* codebook_place() {
+#if defined(__CUDA_ARCH__) && HAS_CODEBOOK
+    return memory + (CODEBOOK_BYTES - (u32)__cvta_generic_to_shared(memory));
+#else
+    return memory;
+#endif
+}
+
+// partial[vector][16 rows], vectors 16 floats apart, for this group's share of the columns of sixteen shared rows.
+DEVICE void shared_rows(Rows rows, const u8* planes, const float* scales, int scale_pitch, float* partial, int count,
+                        Slice& next, bool fetched) {
     int warp = group_id() % TEAM;
-    float acc[1][4] = {};
+    float acc[TOKEN_TILES][4] = {};
+    if (!fetched && warp < SLICES) fetch_q8(next, rows, WIDTH, warp * Q8_COLUMNS);
 #pragma unroll
     for (int s = warp; s < SLICES; s += TEAM) {
         Slice now = next;
-        if (s + TEAM < SLICES) fetch_q8(next, rows, WIDTH, (s + TEAM) * SLICE);
-        else if (then && warp < SLICES) fetch_q8(next, then, WIDTH, warp * SLICE);
-        consume_q8(acc, now, high + s * SLICE, low + s * SLICE, plane, scales + s, scale_pitch, count);
+        if (s + TEAM < SLICES) fetch_q8(next, rows, WIDTH, (s + TEAM) * Q8_COLUMNS);
+        int k = s * Q8_COLUMNS;
+        consume_q8(acc, now, planes + k, PLANE, scales + k / BLOCK, scale_pitch, count);
     }
-    keep_partial(acc, partial, pitch, count);
+    keep_partial(acc, partial, 16, count);
 }
 
 #if GATE_UP
@@ -39,50 +51,48 @@ DEVICE void shared_rows(Slice& next, const u8* rows, const u8* then, const u8* h
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     gate_up(const float* x, const int* selected, const float* weight, const u8* gate, const u8* up,
             const u8* shared_gate, const u8* shared_up, float limit, int tokens, float* mid) {
-    Iq2Tables* tables = (Iq2Tables*)memory;
-    u8* high = memory + HAS_TABLES * sizeof(Iq2Tables);
-    u8* low = high + MOST * PLANE;
-    u8* routed_high = low + MOST * PLANE;
-    u8* routed_low = routed_high + MOST * WIDTH;
-    float* scales = (float*)(routed_low + MOST * WIDTH);
-    int* experts = (int*)(scales + MOST * BLOCKS);
     int warp = group_id() % TEAM, team = group_id() / TEAM, lane = lane_id();
     int segment = warp % SEGMENTS, mine = warp / SEGMENTS * EACH;
-    float* sums = (float*)(experts + MOST * SLOTS + MOST * SLOTS % 2) + team * (SUMS + SHARED_SUMS);
+    float* sums = (float*)memory + team * (SUMS + SHARED_SUMS);
     float* shared_sums = sums + SUMS;
-    int unit = (int)blockIdx.x * 2 + team, stride = gridDim.x * 2;
+    float* scales = (float*)memory + 2 * (SUMS + SHARED_SUMS);
+    int* experts = (int*)(scales + MOST * BLOCKS);
+    int* fields = experts + (MOST * SLOTS + 3) / 4 * 4;
+    u8* planes = (u8*)(fields + MOST * FIELD_SUMS);
+    u8* routed = HAS_CODEBOOK ? codebook_place() + CODEBOOK_BYTES : planes + 2 * MOST * PLANE;
+    int stride = gridDim.x * 2;
     Slice next;
     LET_NEXT_BEGIN();
-    auto first_slice = [&](int u) {
-        if (u * UNIT < ROWS && warp < SLICES)
-            fetch_q8(next, shared_gate + (size_t)u * UNIT * SHARED_BYTES, WIDTH, warp * SLICE);
+    auto shared_of = [&](int u) {
+        size_t at = ((size_t)u * UNIT + lane / 4) * SHARED_PITCH;
+        return Rows{shared_gate + at, shared_up + at};
     };
-    if (team == 0) first_slice(unit);
-    if (HAS_TABLES) fill(tables);
+    int unit = (int)blockIdx.x * 2 + team;
+    bool fetched = team == 0 && unit * UNIT < ROWS && warp < SLICES;
+    if (fetched) fetch_q8(next, shared_of(unit), WIDTH, warp * Q8_COLUMNS);
+    if (HAS_CODEBOOK) fill_codebook(codebook_place(), 256);
+    Codebook codebook(codebook_place());
     AWAIT_INPUTS();
     for (int start = 0; start < tokens; start += MOST) {
         int count = min(MOST, tokens - start), pairs = count * SLOTS;
-        __syncthreads();
         for_blocks<2>(count * BLOCKS, [&](int i) { return x + (size_t)start * WIDTH + i * BLOCK; },
-                   [&](int i, const float(&v)[8]) {
-                       Octets o = encode(v);
-                       int t = i / BLOCKS, b = i % BLOCKS;
-                       int at = t * PLANE + b * BLOCK + plane_offset(lane);
-                       int to = t * WIDTH + piece_offset<KIND>(b * (BLOCK / 8) + lane);
-                       *(Duo*)(high + at) = *(Duo*)(routed_high + to) = o.high;
-                       *(Duo*)(low + at) = *(Duo*)(routed_low + to) = o.low;
-                       if (lane == 0) scales[i] = o.scale;
-                   });
-        if (threadIdx.x < pairs) experts[threadIdx.x] = selected[start * SLOTS + threadIdx.x];
+                      [&](int i, const float(&v)[8]) {
+                          Octets o = encode(v);
+                          int t = i / BLOCKS, b = i % BLOCKS;
+                          u8* to = planes + 2 * t * PLANE + b * BLOCK + plane_offset(lane);
+                          *(Duo*)to = o.high;
+                          *(Duo*)(to + PLANE) = o.low;
+                          u8* high = routed + 2 * t * WIDTH;
+                          store_octet<KIND>(o, b * (BLOCK / 8) + lane, high, high + WIDTH, fields + t * FIELD_SUMS);
+                          if (lane == 0) scales[i] = o.scale;
+                      });
+        for (int i = threadIdx.x; i < pairs; i += THREADS) experts[i] = selected[start * SLOTS + i];
         __syncthreads();
         auto common = [&](int u) {
-            const u8* a = shared_gate + (size_t)u * UNIT * SHARED_BYTES;
-            const u8* b = shared_up + (size_t)u * UNIT * SHARED_BYTES;
-            float* to = shared_sums + warp * (MOST * UNIT * 2);
-            shared_rows(next, a, b, high, low, PLANE, scales, BLOCKS, to, UNIT * 2, count);
-            shared_rows(next, b, 0, high, low, PLANE, scales, BLOCKS, to + UNIT, UNIT * 2, count);
+            shared_rows(shared_of(u), planes, scales, BLOCKS, shared_sums + warp * (MOST * UNIT * 2), count, next, fetched);
+            fetched = false;
         };
-        auto routed = [&](int u) {
+        auto chosen = [&](int u) {
             Inputs<KIND> in;
             Piece<KIND> ahead[EACH][2];
             auto fetch = [&](int pair) {
@@ -94,35 +104,30 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                 }
             };
             fetch(0);
-            for (int pair = 0; pair < pairs; ++pair) {
-                int t = pair / SLOTS;
-                if (pair % SLOTS == 0)
-                    load_inputs<KIND>(in, routed_high + t * WIDTH, routed_low + t * WIDTH, scales + t * BLOCKS,
-                                      segment * LANES + lane);
+            for (int pair = 0, t = 0, slot = 0; pair < pairs; ++pair) {
+                if (slot == 0)
+                    load_inputs<KIND>(in, routed + 2 * t * WIDTH, routed + (2 * t + 1) * WIDTH, fields + t * FIELD_SUMS,
+                                      scales + t * BLOCKS, segment * LANES + lane);
+                if (++slot == SLOTS) slot = 0, ++t;
                 Piece<KIND> now[EACH][2];
 #pragma unroll
                 for (int r = 0; r < EACH; ++r) now[r][0] = ahead[r][0], now[r][1] = ahead[r][1];
                 if (pair + 1 < pairs) fetch(pair + 1);
                 float v[2 * EACH];
 #pragma unroll
-                for (int r = 0; r < 2 * EACH; ++r) v[r] = in.scale * product<KIND>(now[r / 2][r % 2], in, tables);
+                for (int r = 0; r < 2 * EACH; ++r) v[r] = in.scale * product<KIND>(now[r / 2][r % 2], in, codebook);
                 float sum = lane_sums_of<2 * EACH>(v);
                 int of = lane / (LANES / (2 * EACH));
-                if (lane % (LANES / (2 * EACH)) == 0) sums[((pair * UNIT + mine) * 2 + of) * SEGMENTS + segment] = sum;
+                if (lane % (LANES / (2 * EACH)) == 0)
+                    sums[((pair * UNIT + mine) * 2 + of) * SEGMENTS + segment] = sum;
             }
         };
         for (int base = blockIdx.x * 2; base * UNIT < ROWS; base += stride) {
             int u = base + team;
             bool busy = u * UNIT < ROWS;
-            if (busy && team == 0) {
-                if (start || base != (int)blockIdx.x * 2) first_slice(u);
-                common(u);
-            }
-            if (busy) routed(u);
-            if (busy && team) {
-                first_slice(u);
-                common(u);
-            }
+            if (busy && team == 0) common(u);
+            if (busy) chosen(u);
+            if (busy && team) common(u);
             __syncthreads();
             for (int i = threadIdx.x % (TEAM * LANES); busy && i < (pairs + count) * UNIT; i += TEAM * LANES) {
                 int r = i % UNIT, pair = i / UNIT, t = pair / SLOTS, slot = pair % SLOTS;
@@ -147,58 +152,57 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     }
 }
 #else
-#define UNIT 16
-#define EACH (UNIT * SEGMENTS / TEAM)
+#define UNIT 16                                 // rows, for a team
+#define TURNS (SEGMENTS == 1 ? 2 : 1)           // groups of lanes that share a row's slots
+#define EACH (UNIT * SEGMENTS * TURNS / TEAM)   // rows, for a group of lanes
 #define VECTORS (SLOTS + 1)                     // of a token
-#define SUMS (MOST * UNIT * SEGMENTS)
+#define PARTS (SEGMENTS * TURNS)
+#define SUMS (MOST * UNIT * PARTS)
 #define SHARED_SUMS (TEAM * MOST * UNIT)
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     down(const float* mid, const int* selected, const u8* matrix, const u8* shared, int tokens, float* y) {
-    Iq2Tables* tables = (Iq2Tables*)memory;
-    u8* high = memory + HAS_TABLES * sizeof(Iq2Tables);
-    u8* low = high + MOST * PLANE;
-    u8* routed_high = low + MOST * PLANE;
-    u8* routed_low = routed_high + MOST * SLOTS * WIDTH;
-    float* scales = (float*)(routed_low + MOST * SLOTS * WIDTH);
-    int* experts = (int*)(scales + MOST * VECTORS * BLOCKS);
     int warp = group_id() % TEAM, team = group_id() / TEAM, lane = lane_id();
-    int segment = warp % SEGMENTS, mine = warp / SEGMENTS * EACH;
-    float* sums = (float*)(experts + MOST * SLOTS + MOST * SLOTS % 2) + team * (SUMS + SHARED_SUMS);
+    int segment = warp % SEGMENTS, turn = warp / SEGMENTS % TURNS, mine = warp / PARTS * EACH;
+    float* sums = (float*)memory + team * (SUMS + SHARED_SUMS);
     float* shared_sums = sums + SUMS;
-    int unit = (int)blockIdx.x * 2 + team, stride = gridDim.x * 2;
+    float* scales = (float*)memory + 2 * (SUMS + SHARED_SUMS);
+    int* experts = (int*)(scales + MOST * VECTORS * BLOCKS);
+    int* fields = experts + (MOST * SLOTS + 3) / 4 * 4;
+    u8* planes = (u8*)(fields + MOST * SLOTS * FIELD_SUMS);
+    u8* routed = HAS_CODEBOOK ? codebook_place() + CODEBOOK_BYTES : planes + 2 * MOST * PLANE;
+    int stride = gridDim.x * 2;
     Slice next;
     LET_NEXT_BEGIN();
-    auto first_slice = [&](int u) {
-        if (u * UNIT < ROWS && warp < SLICES)
-            fetch_q8(next, shared + (size_t)u * UNIT * SHARED_BYTES, WIDTH, warp * SLICE);
-    };
-    if (team == 0) first_slice(unit);
-    if (HAS_TABLES) fill(tables);
+    auto shared_of = [&](int u) { return rows_of(shared + (size_t)u * UNIT * SHARED_PITCH, SHARED_PITCH); };
+    int unit = (int)blockIdx.x * 2 + team;
+    bool fetched = team == 0 && unit * UNIT < ROWS && warp < SLICES;
+    if (fetched) fetch_q8(next, shared_of(unit), WIDTH, warp * Q8_COLUMNS);
+    if (HAS_CODEBOOK) fill_codebook(codebook_place(), 256);
+    Codebook codebook(codebook_place());
     AWAIT_INPUTS();
     for (int start = 0; start < tokens; start += MOST) {
-        int count = min(MOST, tokens - start), pairs = count * SLOTS;
-        __syncthreads();
-        for_blocks<2>(count * VECTORS * BLOCKS, [&](int i) { return mid + (size_t)start * VECTORS * WIDTH + i * BLOCK; },
-                   [&](int i, const float(&v)[8]) {
-                       Octets o = encode(v);
-                       int t = i / BLOCKS / VECTORS, slot = i / BLOCKS % VECTORS, b = i % BLOCKS;
-                       int at = t * PLANE + b * BLOCK + plane_offset(lane);
-                       int to = (t * SLOTS + slot) * WIDTH + piece_offset<KIND>(b * (BLOCK / 8) + lane);
-                       *(Duo*)(slot < SLOTS ? routed_high + to : high + at) = o.high;
-                       *(Duo*)(slot < SLOTS ? routed_low + to : low + at) = o.low;
-                       if (lane == 0) scales[i] = o.scale;
-                   });
-        if (threadIdx.x < pairs) experts[threadIdx.x] = selected[start * SLOTS + threadIdx.x];
+        int count = min(MOST, tokens - start);
+        for_blocks<2>(count * VECTORS * BLOCKS,
+                      [&](int i) { return mid + (size_t)start * VECTORS * WIDTH + i * BLOCK; },
+                      [&](int i, const float(&v)[8]) {
+                          Octets o = encode(v);
+                          int t = i / BLOCKS / VECTORS, slot = i / BLOCKS % VECTORS, b = i % BLOCKS;
+                          int pair = t * SLOTS + slot;
+                          u8* high = routed + 2 * pair * WIDTH;
+                          u8* to = planes + 2 * t * PLANE + b * BLOCK + plane_offset(lane);
+                          if (slot == SLOTS) *(Duo*)to = o.high, *(Duo*)(to + PLANE) = o.low;
+                          else store_octet<KIND>(o, b * (BLOCK / 8) + lane, high, high + WIDTH, fields + pair * FIELD_SUMS);
+                          if (lane == 0) scales[i] = o.scale;
+                      });
+        for (int i = threadIdx.x; i < count * SLOTS; i += THREADS) experts[i] = selected[start * SLOTS + i];
         __syncthreads();
         auto common = [&](int u) {
-            const u8* a = shared + (size_t)u * UNIT * SHARED_BYTES;
-            float* to = shared_sums + warp * (MOST * UNIT);
-            const float* by = scales + SLOTS * BLOCKS;
-            shared_rows(next, a, a + 8 * SHARED_BYTES, high, low, PLANE, by, VECTORS * BLOCKS, to, UNIT, count);
-            shared_rows(next, a + 8 * SHARED_BYTES, 0, high, low, PLANE, by, VECTORS * BLOCKS, to + 8, UNIT, count);
+            shared_rows(shared_of(u), planes, scales + SLOTS * BLOCKS, VECTORS * BLOCKS, shared_sums + warp * (MOST * UNIT),
+                        count, next, fetched);
+            fetched = false;
         };
-        auto routed = [&](int u) {
+        auto chosen = [&](int u) {
             Piece<KIND> ahead[EACH];
             auto fetch = [&](int pair) {
                 size_t row = ((size_t)experts[pair] * ROWS + u * UNIT + mine) * ROW_BYTES;
@@ -206,23 +210,25 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                 for (int r = 0; r < EACH; ++r)
                     fetch_piece<KIND, WIDTH>(ahead[r], matrix + row + r * ROW_BYTES, segment * LANES + lane);
             };
-            fetch(0);
+            fetch(turn);
             float v[EACH] = {};
-            for (int pair = 0; pair < pairs; ++pair) {
-                int t = pair / SLOTS, vector = t * VECTORS + pair % SLOTS;
+            for (int t = 0, slot = turn; t < count;) {
+                int pair = t * SLOTS + slot, vector = t * VECTORS + slot, of = t;
                 Inputs<KIND> in;
-                load_inputs<KIND>(in, routed_high + pair * WIDTH, routed_low + pair * WIDTH, scales + vector * BLOCKS,
-                                  segment * LANES + lane);
+                load_inputs<KIND>(in, routed + 2 * pair * WIDTH, routed + (2 * pair + 1) * WIDTH, fields + pair * FIELD_SUMS,
+                                  scales + vector * BLOCKS, segment * LANES + lane);
                 Piece<KIND> now[EACH];
 #pragma unroll
                 for (int r = 0; r < EACH; ++r) now[r] = ahead[r];
-                if (pair + 1 < pairs) fetch(pair + 1);
+                slot += TURNS;
+                if (slot >= SLOTS) slot = turn, ++t;
+                if (t < count) fetch(t * SLOTS + slot);
 #pragma unroll
-                for (int r = 0; r < EACH; ++r) v[r] += in.scale * product<KIND>(now[r], in, tables);
-                if (pair % SLOTS < SLOTS - 1) continue;
+                for (int r = 0; r < EACH; ++r) v[r] += in.scale * product<KIND>(now[r], in, codebook);
+                if (t == of) continue;
                 float sum = lane_sums_of<EACH>(v);
                 if (lane % (LANES / EACH) == 0)
-                    sums[(t * UNIT + mine + lane / (LANES / EACH)) * SEGMENTS + segment] = sum;
+                    sums[(of * UNIT + mine + lane / (LANES / EACH)) * PARTS + warp % PARTS] = sum;
 #pragma unroll
                 for (int r = 0; r < EACH; ++r) v[r] = 0;
             }
@@ -230,19 +236,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         for (int base = blockIdx.x * 2; base * UNIT < ROWS; base += stride) {
             int u = base + team;
             bool busy = u * UNIT < ROWS;
-            if (busy && team == 0) {
-                if (start || base != (int)blockIdx.x * 2) first_slice(u);
-                common(u);
-            }
-            if (busy) routed(u);
-            if (busy && team) {
-                first_slice(u);
-                common(u);
-            }
+            if (busy && team == 0) common(u);
+            if (busy) chosen(u);
+            if (busy && team) common(u);
             __syncthreads();
             for (int i = threadIdx.x % (TEAM * LANES); busy && i < count * UNIT; i += TEAM * LANES) {
                 float sum = 0;
-                for (int s = 0; s < SEGMENTS; ++s) sum += sums[i * SEGMENTS + s];
+                for (int s = 0; s < PARTS; ++s) sum += sums[i * PARTS + s];
                 for (int w = 0; w < TEAM && w < SLICES; ++w) sum += shared_sums[w * MOST * UNIT + i];
                 y[(size_t)(start + i / UNIT) * ROWS + u * UNIT + i % UNIT] = sum;
             }

@@ -9,11 +9,11 @@
 #define STAGES 3                          // tiles of x in shared memory
 #define PITCH (STEP + 32)                 // halves: 8 rows fall into different banks
 #define ROW_BYTES ((size_t)(WIDTH / Size<KIND>::block * Size<KIND>::bytes))
-#define HAS_TABLES (KIND == KIND_IQ2_XXS)
+#define HAS_CODEBOOK (KIND == KIND_IQ2_XXS)
 
 // acc[tile of vectors][8 rows] = x of `from` times the rows, UP times too large.
 DEVICE void multiply(float (&acc)[M][4][4], const __half* x, const int* from, const u8* (&rows)[4], __half* stages,
-                     const Iq2Tables* tables) {
+                     const u8* codebook) {
     int g = lane_id() / 4, q = lane_id() % 4;
     auto copy = [&](int step) {
         __half* to = stages + step % STAGES * (VECTORS * PITCH);
@@ -33,6 +33,7 @@ DEVICE void multiply(float (&acc)[M][4][4], const __half* x, const int* from, co
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
             now[j] = next[j];
+            prepare_strip(now[j]);
             if (step + 1 < STEPS) fetch_strip<KIND, WIDTH>(next[j], rows[j], step + 1);
         }
         await_copies<1>();
@@ -43,7 +44,7 @@ DEVICE void multiply(float (&acc)[M][4][4], const __half* x, const int* from, co
         for (int i = 0; i < 4; ++i) {
             u32 w[4][4];
 #pragma unroll
-            for (int j = 0; j < 4; ++j) octet<KIND>(w[j], now[j], step, i, tables);
+            for (int j = 0; j < 4; ++j) octet<KIND>(w[j], now[j], step, i, codebook);
 #pragma unroll
             for (int m = 0; m < M; ++m) {
                 Quad a = *(const Quad*)(tile + 16 * m * PITCH + 32 * i);
@@ -70,12 +71,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     gate_up_tiles(const __half* x, const int* order, const Tile* table, const float* weight, const u8* gate, const u8* up,
                   float limit, __half* mid) {
     __shared__ int from[VECTORS];
-    Iq2Tables* tables = (Iq2Tables*)memory;
-    if (HAS_TABLES) fill(tables);
+    if (HAS_CODEBOOK) fill_codebook(memory, LANES * 4);
     AWAIT_INPUTS();
     Tile tile = table[blockIdx.y];
     if (!tile.count) return;
-    __half* stages = (__half*)(memory + HAS_TABLES * sizeof(Iq2Tables));
+    __half* stages = (__half*)(memory + HAS_CODEBOOK * (256 * LANES * 4));
     int g = lane_id() / 4, q = lane_id() % 4, row = ((int)blockIdx.x * (THREADS / LANES) + group_id()) * 16;
     if (threadIdx.x < VECTORS) from[threadIdx.x] = order[tile.first + min((int)threadIdx.x, tile.count - 1)] / SLOTS;
     const u8* rows[4];
@@ -83,7 +83,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
         rows[j] = (j < 2 ? gate : up) + ((size_t)tile.expert * ROWS + row + j % 2 * 8 + g) * ROW_BYTES;
     float acc[M][4][4] = {};
     __syncthreads();
-    multiply(acc, x, from, rows, stages, tables);
+    multiply(acc, x, from, rows, stages, memory);
 #pragma unroll
     for (int m = 0; m < M; ++m)
 #pragma unroll
@@ -105,19 +105,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
     down_tiles(const __half* mid, const Tile* table, const u8* matrix, float* parts) {
     __shared__ int from[VECTORS];
-    Iq2Tables* tables = (Iq2Tables*)memory;
-    if (HAS_TABLES) fill(tables);
+    if (HAS_CODEBOOK) fill_codebook(memory, LANES * 4);
     AWAIT_INPUTS();
     Tile tile = table[blockIdx.y];
     if (!tile.count) return;
-    __half* stages = (__half*)(memory + HAS_TABLES * sizeof(Iq2Tables));
+    __half* stages = (__half*)(memory + HAS_CODEBOOK * (256 * LANES * 4));
     int g = lane_id() / 4, q = lane_id() % 4, row = ((int)blockIdx.x * (THREADS / LANES) + group_id()) * 32;
     if (threadIdx.x < VECTORS) from[threadIdx.x] = tile.first + min((int)threadIdx.x, tile.count - 1);
     const u8* rows[4];
     for (int j = 0; j < 4; ++j) rows[j] = matrix + ((size_t)tile.expert * ROWS + row + j * 8 + g) * ROW_BYTES;
     float acc[M][4][4] = {};
     __syncthreads();
-    multiply(acc, mid, from, rows, stages, tables);
+    multiply(acc, mid, from, rows, stages, memory);
 #pragma unroll
     for (int m = 0; m < M; ++m)
 #pragma unroll

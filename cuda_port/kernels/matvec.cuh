@@ -1,117 +1,128 @@
-// Eight rows of a matrix times up to 8 vectors a tile of C, 256 columns at a time. Lane l = 4 g + q reads 16-byte pieces of
-// row g; its results are those of vector g and rows 2q, 2q + 1.
+// Sixteen rows of a matrix times up to 4 vectors a tile of C, some columns at a time. Weights are A, both planes of the
+// vectors the columns of B. Lane l = 4 g + q reads 16-byte pieces of rows g and g + 8; its results are those of vector q.
 #ifndef DS4_MATVEC
 #define DS4_MATVEC
 #include "planes.cuh"
 
-#define SLICE 256  // columns
+#define Q8_COLUMNS 128  // of a slice
+#define F16_COLUMNS 64
+#define SLICE_BYTES (LANES * (4 * 16 + 2 * 8))
 
-// Eight rows, 256 columns, on their way: Q8_0 takes four pieces of codes and two of scales, F16 eight. In registers ...
+// Where this lane's two rows begin.
+struct Rows { const u8 *first, *second; };
+
+DEVICE Rows rows_of(const u8* matrix, size_t pitch) {
+    const u8* first = matrix + lane_id() / 4 * pitch;
+    return Rows{first, first + 8 * pitch};
+}
+
+// Sixteen rows, 128 columns of Q8_0 or 64 of F16, on their way: four pieces, and scales. In registers ...
 struct Slice {
-    Quad v[8];
+    Quad v[4];
+    Duo d[2];
     DEVICE void put(int i, const u8* p) { v[i] = stream16(p); }
+    DEVICE void put_scales(int i, const u8* p) { d[i] = Duo{{stream4(p), stream4(p + 4)}}; }
     DEVICE Quad get(int i) const { return v[i]; }
+    DEVICE Duo scales(int i) const { return d[i]; }
 };
 
-// ... or in shared memory, `at` being the lane's first piece.
+// ... or in shared memory, SLICE_BYTES for a group of lanes; each lane reads what it has copied itself.
 struct Ring {
-    Quad* at;
-    DEVICE void put(int i, const u8* p) { copy16(at + LANES * i, p); }
-    DEVICE Quad get(int i) const { return at[LANES * i]; }
+    u8* at;
+    DEVICE void put(int i, const u8* p) { copy16(at + (LANES * i + lane_id()) * 16, p); }
+    DEVICE void put_scales(int i, const u8* p) { copy8(at + LANES * 64 + (LANES * i + lane_id()) * 8, p); }
+    DEVICE Quad get(int i) const { return *(const Quad*)(at + (LANES * i + lane_id()) * 16); }
+    DEVICE Duo scales(int i) const { return *(const Duo*)(at + LANES * 64 + (LANES * i + lane_id()) * 8); }
 };
 
-// rows: the first of eight, arranged (blocks.cuh), `width` columns; k a multiple of 256.
+// rows: arranged (blocks.cuh), `width` columns; k a multiple of 128.
 template <class To>
-DEVICE void fetch_q8(To& s, const u8* rows, int width, int k) {
-    int g = lane_id() / 4, q = lane_id() % 4;
-    size_t pitch = width / 32 * 34;
-    const u8* codes = rows + g * pitch + k + 16 * q;
-    const u8* scales = rows + 2 * q * pitch + width + k / 16;
-#pragma unroll
-    for (int c = 0; c < 4; ++c) s.put(c, codes + 64 * c);
-    s.put(4, scales);
-    s.put(5, scales + pitch);
+DEVICE void fetch_q8(To& s, Rows rows, int width, int k) {
+    int codes = k + 16 * (lane_id() % 4), scales = width + k / 16;
+    s.put(0, rows.first + codes);
+    s.put(1, rows.first + codes + 64);
+    s.put(2, rows.second + codes);
+    s.put(3, rows.second + codes + 64);
+    s.put_scales(0, rows.first + scales);
+    s.put_scales(1, rows.second + scales);
 }
 
 template <class To>
-DEVICE void fetch_f16(To& s, const u8* rows, int width, int k) {
-    const u8* at = rows + (size_t)(lane_id() / 4) * width * 2 + 2 * k + 16 * (lane_id() % 4);
-#pragma unroll
-    for (int c = 0; c < 8; ++c) s.put(c, at + 64 * c);
+DEVICE void fetch_f16(To& s, Rows rows, int k) {
+    int at = 2 * k + 16 * (lane_id() % 4);
+    s.put(0, rows.first + at);
+    s.put(1, rows.first + at + 64);
+    s.put(2, rows.second + at);
+    s.put(3, rows.second + at + 64);
 }
 
-// acc[tile][0, 1] += of the slice. high, low: the planes at column k of vector 0, rows `pitch` bytes apart; scale: of its
-// block, `scale_pitch` floats apart; vectors past `count` are zero.
+// acc[tile][0, 2] += of rows g, g + 8. planes: of column k, rows `pitch` bytes apart, high and low of vector 0, of vector 1
+// and so on; scale: of vector 0's block, `scale_pitch` floats apart; vectors past `count` are zero.
 template <int TILES, class From>
-DEVICE void consume_q8(float (&acc)[TILES][4], const From& s, const u8* high, const u8* low, int pitch,
-                       const float* scale, int scale_pitch, int count) {
+DEVICE void consume_q8(float (&acc)[TILES][4], const From& s, const u8* planes, int pitch, const float* scale,
+                       int scale_pitch, int count) {
     int g = lane_id() / 4, q = lane_id() % 4;
     float sum[TILES][2] = {};
-    Quad scale0 = s.get(4), scale1 = s.get(5);
+    Duo d0 = s.scales(0), d1 = s.scales(1);
+    const u8* mine = planes + g * pitch + 16 * q;
 #pragma unroll
-    for (int c = 0; c < 4; ++c) {
-        Quad v = s.get(c);
-        Quad h[TILES], l[TILES];
+    for (int c = 0; c < 2; ++c) {
+        Quad a = s.get(c), b = s.get(2 + c), x[TILES];
 #pragma unroll
-        for (int m = 0; m < TILES; ++m) {
-            h[m] = l[m] = Quad{{0, 0, 0, 0}};
-            if (8 * m + g < count) {
-                h[m] = *(const Quad*)(high + (8 * m + g) * pitch + 64 * c + 16 * q);
-                l[m] = *(const Quad*)(low + (8 * m + g) * pitch + 64 * c + 16 * q);
-            }
+        for (int n = 0; n < TILES; ++n) {
+            x[n] = Quad{{0, 0, 0, 0}};
+            if (8 * n + g < 2 * count) x[n] = *(const Quad*)(mine + 8 * n * pitch + 64 * c);
         }
 #pragma unroll
-        for (int b = 0; b < 2; ++b) {
-            float d0 = half_bits(scale0.w[c] >> 16 * b), d1 = half_bits(scale1.w[c] >> 16 * b);
+        for (int i = 0; i < 2; ++i) {
+            float by0 = half_bits(d0.w[c] >> 16 * i), by1 = half_bits(d1.w[c] >> 16 * i);
+            u32 w[4] = {a.w[2 * i], b.w[2 * i], a.w[2 * i + 1], b.w[2 * i + 1]};
 #pragma unroll
-            for (int m = 0; m < TILES; ++m) {
+            for (int n = 0; n < TILES; ++n) {
                 int dot[4] = {};
-                u32 a[4] = {h[m].w[2 * b], l[m].w[2 * b], h[m].w[2 * b + 1], l[m].w[2 * b + 1]};
-                mma_bytes(dot, a, v.w[2 * b], v.w[2 * b + 1]);
-                sum[m][0] += d0 * (float)(dot[0] * 256 + dot[2]);
-                sum[m][1] += d1 * (float)(dot[1] * 256 + dot[3]);
+                mma_bytes(dot, w, x[n].w[2 * i], x[n].w[2 * i + 1]);
+                sum[n][0] += by0 * (float)(dot[0] * 256 + dot[1]);
+                sum[n][1] += by1 * (float)(dot[2] * 256 + dot[3]);
             }
         }
     }
 #pragma unroll
-    for (int m = 0; m < TILES; ++m) {
-        float x = 8 * m + g < count ? scale[(8 * m + g) * scale_pitch] : 0.f;
-        acc[m][0] += x * sum[m][0];
-        acc[m][1] += x * sum[m][1];
+    for (int n = 0; n < TILES; ++n) {
+        float by = 4 * n + q < count ? scale[(4 * n + q) * scale_pitch] : 0.f;
+        acc[n][0] += by * sum[n][0];
+        acc[n][2] += by * sum[n][1];
     }
 }
 
-// The same for F16, where acc[tile][2, 3] holds what the low halves give.
+// The same for F16 and vectors in halves; acc[tile][1, 3] holds what their low halves give.
 template <int TILES, class From>
-DEVICE void consume_f16(float (&acc)[TILES][4], const From& s, const __half* high, const __half* low, int pitch,
-                        int count) {
+DEVICE void consume_f16(float (&acc)[TILES][4], const From& s, const __half* halves, int pitch, int count) {
     int g = lane_id() / 4, q = lane_id() % 4;
+    const __half* mine = halves + g * pitch + 8 * q;
 #pragma unroll
-    for (int c = 0; c < 8; ++c) {
-        Quad v = s.get(c);
+    for (int c = 0; c < 2; ++c) {
+        Quad a = s.get(c), b = s.get(2 + c);
+        u32 first[4] = {a.w[0], b.w[0], a.w[1], b.w[1]}, second[4] = {a.w[2], b.w[2], a.w[3], b.w[3]};
 #pragma unroll
-        for (int m = 0; m < TILES; ++m) {
-            Quad h = {{0, 0, 0, 0}}, l = h;
-            if (8 * m + g < count) {
-                h = *(const Quad*)(high + (8 * m + g) * pitch + 32 * c + 8 * q);
-                l = *(const Quad*)(low + (8 * m + g) * pitch + 32 * c + 8 * q);
-            }
-            u32 first[4] = {h.w[0], l.w[0], h.w[1], l.w[1]}, second[4] = {h.w[2], l.w[2], h.w[3], l.w[3]};
-            mma(acc[m], first, v.w[0], v.w[1]);
-            mma(acc[m], second, v.w[2], v.w[3]);
+        for (int n = 0; n < TILES; ++n) {
+            Quad x = {{0, 0, 0, 0}};
+            if (8 * n + g < 2 * count) x = *(const Quad*)(mine + 8 * n * pitch + 32 * c);
+            mma(acc[n], first, x.w[0], x.w[1]);
+            mma(acc[n], second, x.w[2], x.w[3]);
         }
     }
 }
 
-// Partial results to partial[vector][8 rows], vectors `pitch` floats apart.
+// Partial results to partial[vector][16 rows], vectors `pitch` floats apart.
 template <int TILES>
 DEVICE void keep_partial(const float (&acc)[TILES][4], float* partial, int pitch, int count) {
     int g = lane_id() / 4, q = lane_id() % 4;
 #pragma unroll
-    for (int m = 0; m < TILES; ++m)
-        if (8 * m + g < count)
-            *(float2*)(partial + (8 * m + g) * pitch + 2 * q) =
-                make_float2(acc[m][0] + acc[m][2], acc[m][1] + acc[m][3]);
+    for (int n = 0; n < TILES; ++n)
+        if (4 * n + q < count) {
+            partial[(4 * n + q) * pitch + g] = acc[n][0] + acc[n][1];
+            partial[(4 * n + q) * pitch + 8 + g] = acc[n][2] + acc[n][3];
+        }
 }
 
 #endif

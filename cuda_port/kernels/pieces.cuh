@@ -37,8 +37,25 @@ DEVICE void fetch_piece(Piece<FORMAT>& w, const u8* row, int p) {
 template <int FORMAT>
 struct __align__(16) Inputs {
     u32 high[Size<FORMAT>::weights / 4], low[Size<FORMAT>::weights / 4];
-    int sums[4];   // of 16, where there are minima
+    int sums[4];   // of 16 codes each, where there are minima
     float scale;
+};
+
+// The codebook as pieces read it: entries 256 bytes apart, at an address in shared memory whose last 16 bits are none, so
+// that one byte of a word and the lane make an address in one instruction.
+#define CODEBOOK_BYTES 65536
+struct Codebook {
+    u32 mine;  // this lane's part of the first entry
+    DEVICE explicit Codebook(const u8* at) : mine((u32)__cvta_generic_to_shared(at) + 4 * lane_id()) {}
+    DEVICE u32 nibbles(u32 rows, int o) const {
+#if defined(__CUDA_ARCH__)
+        u32 v;
+        asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(bytes_of(rows, mine, 0x7604 + (o << 4))));
+        return v;
+#else
+        return iq2_nibbles(IQ2_ROWS[rows >> 8 * o & 255]);
+#endif
+    }
 };
 
 // Where a plane that pieces read has the octet of activations 8 o ...: 16 bytes of each lane side by side.
@@ -52,8 +69,24 @@ DEVICE int piece_offset(int o) {
     return (p / LANES * quads + j) * (LANES * 16) + p % LANES * 16 + half * 8;
 }
 
+// Sums of a vector's codes for pieces: fields of a piece side by side.
 template <int FORMAT>
-DEVICE void load_inputs(Inputs<FORMAT>& x, const u8* high, const u8* low, const float* scales, int p) {
+struct Fields { static const int count = FORMAT == KIND_Q2_K ? 4 : 2; };
+
+// Keeps the lane's octet o of a vector at `high`, `low` and, for formats with minima, `sums`. All lanes.
+template <int FORMAT>
+DEVICE void store_octet(const Octets& v, int o, u8* high, u8* low, int* sums) {
+    int at = piece_offset<FORMAT>(o);
+    *(Duo*)(high + at) = v.high;
+    *(Duo*)(low + at) = v.low;
+    if (!Size<FORMAT>::sums) return;
+    int both = v.sum + lane_xor(v.sum, 1);  // of the 16 activations of a field
+    int p = FORMAT == KIND_Q2_K ? o / 32 * 4 + o % 32 / 16 * 2 + o % 4 / 2 : o / 8 * 2 + o % 4 / 2;
+    if (o % 2 == 0) sums[p * Fields<FORMAT>::count + (FORMAT == KIND_Q2_K ? o % 16 / 4 : o % 8 / 4)] = both;
+}
+
+template <int FORMAT>
+DEVICE void load_inputs(Inputs<FORMAT>& x, const u8* high, const u8* low, const int* sums, const float* scales, int p) {
     const int words = Size<FORMAT>::weights / 4, quads = words / 4;
     x.scale = scales[p * Size<FORMAT>::weights / 256];
 #pragma unroll
@@ -64,13 +97,7 @@ DEVICE void load_inputs(Inputs<FORMAT>& x, const u8* high, const u8* low, const 
     }
     if (Size<FORMAT>::sums)
 #pragma unroll
-        for (int f = 0; f < words / 4; ++f) {
-            int h = 0, l = 0;
-#pragma unroll
-            for (int i = 4 * f; i < 4 * f + 4; ++i)
-                h = dot4(x.high[i], 0x01010101, h), l = dot4(x.low[i], 0x01010101, l);
-            x.sums[f] = h * 256 + l;
-        }
+        for (int f = 0; f < Fields<FORMAT>::count; ++f) x.sums[f] = sums[p * Fields<FORMAT>::count + f];
 }
 
 // Sixteen values -12 .. 12, twice those of E2M1, by the four nibbles that `codes` begins with.
@@ -87,20 +114,18 @@ DEVICE void q4_words(const u32* s, int j, int* scale, int* least) {
     *least = j < 4 ? mid & 63 : (high >> 4 & 15) | (mid >> 6 & 3) << 4;
 }
 
-// The dot product, without x.scale. tables: of IQ2_XXS.
+// The dot product, without x.scale.
 template <int FORMAT>
-DEVICE float product(const Piece<FORMAT>& w, const Inputs<FORMAT>& x, const Iq2Tables* tables) {
+DEVICE float product(const Piece<FORMAT>& w, const Inputs<FORMAT>& x, const Codebook& codebook) {
     float y = 0;
     if (FORMAT == KIND_IQ2_XXS) {
-        u32 mine = 4 * lane_id();
 #pragma unroll
         for (int b = 0; b < 2; ++b) {
-            u32 rows = w.codes.w[2 * b], signs = w.codes.w[2 * b + 1];
+            u32 rows = w.codes.w[2 * b], signs = w.codes.w[2 * b + 1], all = iq2_all_signs(signs);
             int h = 0, l = 0;
 #pragma unroll
             for (int o = 0; o < 4; ++o) {
-                u32 nibbles = iq2_entry(tables->grid, o ? rows >> (8 * o - 7) : rows << 7, mine)
-                            | iq2_entry(tables->signs, (o ? signs >> (7 * o - 7) : signs << 7) & 0x3f80, mine);
+                u32 nibbles = codebook.nibbles(rows, o) | iq2_octet_signs(all, o);
                 u32 first = bytes_of(IQ2_CODES, IQ2_MINUS, nibbles);
                 u32 second = bytes_of(IQ2_CODES, IQ2_MINUS, nibbles >> 16);
                 int i = 2 * (4 * b + o);
@@ -120,25 +145,26 @@ DEVICE float product(const Piece<FORMAT>& w, const Inputs<FORMAT>& x, const Iq2T
         }
         return 0.5f * e8m0(w.scales[0] & 255) * (h * 256 + l);
     }
-    const int fields = FORMAT == KIND_Q2_K ? 4 : 2, bits = 8 / fields;
+    // Codes stay where they are in their bytes: those of field f are 2^(bits f) too large.
+    const int fields = Fields<FORMAT>::count, bits = 8 / fields;
     const u32 mask = FORMAT == KIND_Q2_K ? 0x03030303 : 0x0f0f0f0f;
-    float least = 0;
+    int least = 0;
 #pragma unroll
     for (int f = 0; f < fields; ++f) {
         int h = 0, l = 0;
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            u32 values = w.codes.w[i] >> bits * f & mask;
-            h = dot4(values, x.high[4 * f + i], h), l = dot4(values, x.low[4 * f + i], l);
+            u32 values = w.codes.w[i] & mask << bits * f;
+            h = dot4_unsigned(values, x.high[4 * f + i], h), l = dot4_unsigned(values, x.low[4 * f + i], l);
         }
         int scale, minimum;
         if (FORMAT == KIND_Q2_K) scale = w.scales[0] >> 8 * f & 15, minimum = w.scales[0] >> (8 * f + 4) & 15;
         else q4_words(w.scales + 1, lane_id() % 8 / 2 * 2 + f, &scale, &minimum);
-        y += (float)(scale * (h * 256 + l));
-        least += (float)(minimum * x.sums[f]);
+        y += (float)(h * 256 + l) * (float)scale * (1.f / (1 << bits * f));
+        least += minimum * x.sums[f];
     }
     u32 both = FORMAT == KIND_Q2_K ? w.scales[1] : w.scales[0];
-    return half_bits(both) * y - half_bits(both >> 16) * least;
+    return half_bits(both) * y - half_bits(both >> 16) * (float)least;
 }
 
 #endif

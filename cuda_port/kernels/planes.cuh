@@ -69,6 +69,13 @@ DEVICE void copy16(void* to, const void* from) {
     *(Quad*)to = *(const Quad*)from;
 #endif
 }
+DEVICE void copy8(void* to, const void* from) {
+#if DS4_MMA_PTX
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" :: "r"((u32)__cvta_generic_to_shared(to)), "l"(from));
+#else
+    *(Duo*)to = *(const Duo*)from;
+#endif
+}
 DEVICE void copies_end() {
 #if DS4_MMA_PTX
     asm volatile("cp.async.commit_group;");
@@ -103,6 +110,18 @@ DEVICE int dot4(u32 a, u32 b, int sum) {
 #endif
 }
 
+// The same where a's bytes have no sign.
+DEVICE int dot4_unsigned(u32 a, u32 b, int sum) {
+#if defined(__CUDA_ARCH__)
+    int d;
+    asm("dp4a.u32.s32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(sum));
+    return d;
+#else
+    for (int i = 0; i < 4; ++i) sum += (int)(a >> 8 * i & 255) * (int)(signed char)(b >> 8 * i);
+    return sum;
+#endif
+}
+
 // c += a b over bytes: a 16 x 32, b 32 x 8. Lane l = 4 g + q holds of A bytes 4q .. 4q + 3 of rows g, g + 8, and again at
 // 16 + 4q; of B the same of column g; of C what mma() holds.
 DEVICE void mma_bytes(int (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
@@ -132,8 +151,8 @@ DEVICE u32 four_bytes(int a, int b, int c, int d) {
     return (u32)(a & 255) | (u32)(b & 255) << 8 | (u32)(c & 255) << 16 | (u32)d << 24;
 }
 
-// A lane's eight of 256 activations, as octets of both planes; `scale` is that of the 256.
-struct Octets { Duo high, low; float scale; };
+// A lane's eight of 256 activations, as octets of both planes; the scale is that of the 256, the sum that of the codes.
+struct Octets { Duo high, low; float scale; int sum; };
 
 DEVICE Octets encode(const float (&v)[8]) {
     float most = 0;
@@ -141,16 +160,17 @@ DEVICE Octets encode(const float (&v)[8]) {
     for (int i = 0; i < 8; ++i) most = fmaxf(most, fabsf(v[i]));
     most = lane_max(most);
     float inverse = most > 0 ? MOST_CODE / most : 0;
-    int h[8], l[8];
+    int h[8], l[8], sum = 0;
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
         int code = __float2int_rn(v[i] * inverse);
         h[i] = (code + 128) >> 8;
         l[i] = code - (h[i] << 8);
+        sum += code;
     }
     return Octets{Duo{{four_bytes(h[0], h[1], h[2], h[3]), four_bytes(h[4], h[5], h[6], h[7])}},
                   Duo{{four_bytes(l[0], l[1], l[2], l[3]), four_bytes(l[4], l[5], l[6], l[7])}},
-                  most * (1 / MOST_CODE)};
+                  most * (1 / MOST_CODE), sum};
 }
 
 // keep(i, v) for blocks of 256 activations i < count, read at from(i), shared out among groups of lanes; v: a lane's eight.

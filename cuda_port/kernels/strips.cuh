@@ -45,6 +45,14 @@ DEVICE void fetch_strip(Strip<FORMAT>& s, const u8* row, int step) {
     }
 }
 
+// What the lane that fetched a strip prepares for those that share it.
+template <int FORMAT>
+DEVICE void prepare_strip(Strip<FORMAT>& s) {
+    if (FORMAT != KIND_IQ2_XXS) return;
+    s.scales[0] = pair_of(__float2half2_rn(half_bits(s.scales[0]) * (float)(2 * (s.codes[1] >> 28) + 1) * (UP / 8)));
+    s.codes[1] = iq2_all_signs(s.codes[1]);
+}
+
 // w = scale * code - least over four small codes in bytes.
 DEVICE void affine(u32* w, u32 codes, __half2 scale, __half2 least) {
     const __half2 offset = as_pair(0x64006400);  // 1024, whose last bits count ones
@@ -54,16 +62,16 @@ DEVICE void affine(u32* w, u32 codes, __half2 scale, __half2 least) {
 
 // The octet of columns 32 i ... of the strip, as four pairs of halves. All lanes.
 template <int FORMAT>
-DEVICE void octet(u32 (&w)[4], const Strip<FORMAT>& s, int step, int i, const Iq2Tables* tables) {
+DEVICE void octet(u32 (&w)[4], const Strip<FORMAT>& s, int step, int i, const u8* codebook) {
     int lane = lane_id(), q = lane % 4;
     if (FORMAT == KIND_IQ2_XXS) {
-        u32 rows = lane_get(s.codes[0], (lane & ~3) + i), signs = lane_get(s.codes[1], (lane & ~3) + i);
-        u32 which = iq2_entry(tables->grid, (rows >> 8 * q) << 7, 4 * lane)
-                  | iq2_entry(tables->signs, (signs >> 7 * q << 7) & 0x3f80, 4 * lane);
+        int from = (lane & ~3) + i;
+        u32 rows = lane_get(s.codes[0], from), signs = lane_get(s.codes[1], from);
+        u32 which = *(const u32*)(codebook + ((rows >> 8 * q & 255) * (LANES * 4) + 4 * lane)) | iq2_octet_signs(signs, q);
         // The halves 8, 25, 43 and their negatives, by byte.
         u32 low0 = bytes_of(0x00604000, 0x00604000, which), low1 = bytes_of(0x00604000, 0x00604000, which >> 16);
         u32 high0 = bytes_of(0x00514e48, 0x00d1cec8, which), high1 = bytes_of(0x00514e48, 0x00d1cec8, which >> 16);
-        __half2 scale = __float2half2_rn(half_bits(s.scales[0]) * (float)(2 * (signs >> 28) + 1) * (UP / 8));
+        __half2 scale = as_pair(lane_get(s.scales[0], from));
         w[0] = pair_of(__hmul2(as_pair(bytes_of(low0, high0, 0x5140)), scale));
         w[1] = pair_of(__hmul2(as_pair(bytes_of(low0, high0, 0x7362)), scale));
         w[2] = pair_of(__hmul2(as_pair(bytes_of(low1, high1, 0x5140)), scale));

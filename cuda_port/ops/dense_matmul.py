@@ -1,5 +1,8 @@
 """y = x W^T over matrices in their GGUF blocks: for a few vectors straight from the blocks, for many by the vendor's GEMM."""
 import ctypes
+from dataclasses import dataclass
+from functools import cache
+from typing import Self
 
 import numpy as np
 
@@ -14,8 +17,10 @@ from ds4mlx.gguf.blocks import BLOCK_TYPES
 DECODE_TOKENS = 16          # at most
 MATRICES = 8                # at most, in one launch
 THREADS, WARPS = 512, 16
-BLOCK = 256                 # activations of one scale, columns of a slice
-SHARED_BYTES = 227 * 1024   # of a multiprocessor, for one block
+BLOCK = 256                 # activations of one scale
+TILE_ROWS = 16              # of a matrix
+SLICE_COLUMNS, SLICE_BYTES = 128, 32 * 80  # of a tile, for a group of lanes
+SHARED_BYTES = 228 * 1024   # of a multiprocessor; each block takes 1 KB for itself
 SLAB_WEIGHTS = 1 << 26      # decoded at a time for GEMM
 
 
@@ -74,37 +79,46 @@ def plain(x: "cp.ndarray", w: Weight, out: "cp.ndarray", matrices: "cp.ndarray |
 def _fits(w: Weight, groups: int) -> bool:
     """Whether `decode` takes it."""
     rows, width = w.shape
-    return (w.kind == "F16" or w.kind == "Q8_0" and w.arranged) and width % BLOCK == 0 and rows // groups % 8 == 0
+    return (w.kind == "F16" or w.kind == "Q8_0" and w.arranged) and width % BLOCK == 0 and rows // groups % TILE_ROWS == 0
 
 
 def _decode(x: "cp.ndarray", pairs: list[tuple[Weight, "cp.ndarray"]], groups: int) -> None:
     job, tiles = _Job(count=len(pairs), tokens=x.shape[0], groups=groups), 0
     for i, (w, y) in enumerate(pairs):
         rows = w.shape[0] // groups
-        tiles += rows // 8
+        tiles += rows // TILE_ROWS
         job.weights[i], job.out[i], job.kinds[i] = w.raw.data.ptr, y.data.ptr, BLOCK_TYPES[w.kind].type_id
         job.rows[i], job.ends[i] = rows, tiles
-    defines, together, shared = _form(pairs[0][0].shape[1], x.shape[0], frozenset(w.kind for w, _ in pairs))
-    blocks = min(-(-tiles // together), max(1, processors() // groups))
-    launch(kernel("dense_matmul", "decode", defines, shared), (blocks, groups), (THREADS,), [x, job], shared)
+    form = _Form.of(pairs[0][0].shape[1], x.shape[0], frozenset(w.kind for w, _ in pairs))
+    blocks = min(-(-tiles // form.together), max(1, form.blocks * processors() // groups))
+    launch(kernel("dense_matmul", "decode", form.defines, form.shared_bytes), (blocks, groups), (THREADS,), [x, job],
+           form.shared_bytes)
 
 
-def _form(k: int, tokens: int, kinds: frozenset[str]) -> tuple[Defines, int, int]:
-    """Macros, tiles that a block works on at a time, bytes of shared memory."""
-    vectors = 1 << (tokens - 1).bit_length()
-    q8, f16 = "Q8_0" in kinds, "F16" in kinds
-    stage, rounds = WARPS * 512 * (8 if f16 else 6), max(1, 4 // vectors)
-    for depth, phases in ((3, 1), (2, 1), (3, 2), (2, 2), (2, 4), (2, 8)):
-        part = k // phases
-        planes = vectors * (q8 * 2 * (part + 64) + f16 * 2 * (2 * part + 64) + part // BLOCK * 4)
-        shared = depth * stage + planes + 2 * rounds * WARPS * vectors * 8 * 4
-        if k % (phases * BLOCK) == 0 and shared <= SHARED_BYTES:
-            break
-    else:
-        raise AssertionError(f"no way to hold {tokens} vectors of {k}")
-    defines = (("PLAIN", 0), ("K", k), ("VECTORS", vectors), ("HAS_Q8", int(q8)), ("HAS_F16", int(f16)), ("PHASES", phases),
-               ("DEPTH", depth), ("ROUNDS", rounds))
-    return defines, WARPS // min(part // BLOCK, WARPS), shared
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """How `decode` is launched."""
+    defines: Defines
+    together: int       # tiles that a block works on at a time
+    shared_bytes: int
+    blocks: int         # of a multiprocessor
+
+    @classmethod
+    @cache
+    def of(cls, k: int, tokens: int, kinds: frozenset[str]) -> Self:
+        vectors = 1 << (tokens - 1).bit_length()
+        q8, f16, rounds = "Q8_0" in kinds, "F16" in kinds, max(1, 4 // vectors)
+        for depth, phases, blocks in ((2, 1, 2), (3, 1, 1), (2, 1, 1), (2, 2, 1), (2, 4, 1), (2, 8, 1)):
+            part = k // phases
+            planes = vectors * (q8 * 2 * (part + 64) + f16 * 2 * (2 * part + 64) + part // BLOCK * 4)
+            shared = depth * WARPS * SLICE_BYTES + planes + 2 * rounds * WARPS * vectors * TILE_ROWS * 4
+            if k % (phases * BLOCK) == 0 and blocks * (shared + 1024) <= SHARED_BYTES and (blocks == 1 or vectors <= 8):
+                break
+        else:
+            raise AssertionError(f"no way to hold {tokens} vectors of {k}")
+        defines = (("PLAIN", 0), ("K", k), ("VECTORS", vectors), ("HAS_Q8", int(q8)), ("HAS_F16", int(f16)),
+                   ("PHASES", phases), ("DEPTH", depth), ("ROUNDS", rounds))
+        return cls(defines, WARPS // min(part // SLICE_COLUMNS, WARPS), shared, blocks)
 
 
 def many(x: "cp.ndarray", w: Weight, out: "cp.ndarray", groups: int = 1) -> None:

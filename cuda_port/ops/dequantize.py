@@ -59,7 +59,7 @@ def _macros(w: Weight, real: str) -> tuple[tuple[str, int | str], ...]:
 def _can_be(w: Weight) -> bool:
     rows, width = w.shape[-2:]
     if len(w.shape) == 2:
-        return w.kind == "Q8_0" and width % 256 == 0 and rows % 8 == 0
+        return w.kind == "Q8_0" and width % 256 == 0 and rows % 16 == 0
     if w.kind not in PIECE_WEIGHTS:
         return False
     pieces = width // PIECE_WEIGHTS[w.kind]

@@ -14,9 +14,10 @@ from ds4mlx.gguf.blocks import BLOCK_TYPES
 
 FEW_TOKENS = 32                      # up to here each token reads its experts for itself
 THREADS = 512
-GATE_UP_TOKENS, DOWN_TOKENS = 8, 4   # at a time: what shared memory holds
+TOKENS = 4                           # at a time: what shared memory holds
 GATE_UP_ROWS, DOWN_ROWS = 8, 16      # of a team
-TABLES_BYTES = 48 * 1024             # the codebook of IQ2_XXS, for each lane its own
+CODEBOOK_BYTES = 32 * 1024           # of IQ2_XXS, for each lane its own
+CODEBOOK_END = 128 * 1024            # in shared memory, for few tokens: its address ends in 16 zeros
 TILE_THREADS, TILE_ROWS = 256, {1: 128, 0: 256}  # rows of an expert for a block: gate and up, or down
 STAGES_BYTES = 3 * 16 * 160 * 2      # of x, for 16 vectors of a tile
 FEW, MANY, BETWEEN = 0, 1, 2         # forms of expert_matmul.cu
@@ -31,7 +32,7 @@ def experts(x: "cp.ndarray", selected: "cp.ndarray", weight: "cp.ndarray", w1: W
     the result); many have halves (1e-3).
     """
     (tokens, slots), rows = selected.shape, w1.shape[1]
-    if not all(w.arranged for w in (w1, w3, w2, *shared)):
+    if slots < 2 or not all(w.arranged for w in (w1, w3, w2, *shared)):
         _plain(x, selected, weight, w1, w3, w2, shared, limit, out, quality)
     elif tokens > FEW_TOKENS and not quality:
         _tiles(x, selected, weight, w1, w3, w2, shared, limit, out)
@@ -58,7 +59,7 @@ def _tiles(x, selected, weight, w1, w3, w2, shared, limit, out):
 
 
 def _launch_tiles(w: Weight, gate_up: int, size: int, most: int, arguments: list, slots: int) -> None:
-    bytes_ = TABLES_BYTES * (w.kind == "IQ2_XXS") + size // 16 * STAGES_BYTES
+    bytes_ = CODEBOOK_BYTES * (w.kind == "IQ2_XXS") + size // 16 * STAGES_BYTES
     macros = _macros(w, MANY, gate_up, slots) + (("M", size // 16),)
     launch(kernel("expert_matmul", "gate_up_tiles" if gate_up else "down_tiles", macros, bytes_),
            (w.shape[1] // TILE_ROWS[gate_up], most), (TILE_THREADS,), arguments, bytes_)
@@ -115,7 +116,7 @@ def expert_gate_up(x: "cp.ndarray", selected: "cp.ndarray", weight: "cp.ndarray"
     x f32 [T, D]; selected i32 [T, S]; weight f32 [T, S]; w1, w3 stacks [E, F, D] of one type; out f32 [T, S + 1, F].
     """
     (tokens, slots), (_, rows, width) = selected.shape, w1.shape
-    most = min(1 << (tokens - 1).bit_length(), GATE_UP_TOKENS)
+    most = min(1 << (tokens - 1).bit_length(), TOKENS)
     segments = width // PIECE_WEIGHTS[w1.kind] // LANES
     sums = most * slots * GATE_UP_ROWS * 2 * segments + TEAM * most * GATE_UP_ROWS * 2
     bytes_ = _shared_bytes(w1, most, most, most * slots, sums)
@@ -130,9 +131,9 @@ def expert_down(mid: "cp.ndarray", selected: "cp.ndarray", w2: Weight, shared: W
     mid f32 [T, S + 1, F]; w2 a stack [E, D, F]; out f32 [T, D].
     """
     (tokens, slots), (_, rows, width) = selected.shape, w2.shape
-    most = min(1 << (tokens - 1).bit_length(), DOWN_TOKENS)
+    most = min(1 << (tokens - 1).bit_length(), TOKENS)
     segments = width // PIECE_WEIGHTS[w2.kind] // LANES
-    sums = most * DOWN_ROWS * segments + TEAM * most * DOWN_ROWS
+    sums = most * DOWN_ROWS * max(segments, 2) + TEAM * most * DOWN_ROWS
     bytes_ = _shared_bytes(w2, most, most * slots, most * slots, sums)
     launch(kernel("expert_matmul", "down", (*_macros(w2, FEW, 0, slots), ("MOST", most)), bytes_), (_blocks(rows, DOWN_ROWS),),
            (THREADS,), [mid, selected, w2.raw, shared.raw, tokens, out], bytes_)
@@ -145,9 +146,14 @@ def _macros(w: Weight, form: int, gate_up: int, slots: int) -> Defines:
 
 def _shared_bytes(w: Weight, tokens: int, vectors: int, pairs: int, sums: int) -> int:
     """tokens: vectors for the shared expert; vectors: for the routed ones; sums: partial results of a team."""
-    width, tables = w.shape[2], TABLES_BYTES * (w.kind == "IQ2_XXS")
-    planes = tokens * 2 * (width + 64) + vectors * 2 * width
-    return tables + planes + (tokens + vectors) * (width // 256) * 4 + 4 * (pairs + pairs % 2) + 2 * 4 * sums
+    width = w.shape[2]
+    fields = width // 16 * (w.kind in ("Q2_K", "Q4_K"))
+    scales = (tokens if vectors == tokens else tokens + vectors) * (width // 256)
+    front = 4 * (2 * sums + scales + -(-pairs // 4) * 4 + vectors * fields) + tokens * 2 * (width + 64)
+    if w.kind != "IQ2_XXS":
+        return front + vectors * 2 * width
+    assert front <= CODEBOOK_END // 2 - 1024, "what lies before the codebook"
+    return CODEBOOK_END + vectors * 2 * width
 
 
 def _blocks(rows: int, of_team: int) -> int:
