@@ -1,4 +1,4 @@
-"""An image in a request: refused in the words of each API where a person sent it, named in its place where a tool did."""
+"""An image in a request: refused in each API's words where a person sent it, named in its place where a tool did."""
 import pytest
 
 TEXT = {"type": "text", "text": "What is this?"}

@@ -68,7 +68,7 @@ def test_a_strict_tool_is_held_to_its_schema_where_the_model_calls_it_by_itself(
 
 
 @pytest.mark.parametrize("depth, called", [("3", [("ls", {"depth": 3})]), ("12", []), ('"3"', [])])
-@pytest.mark.parametrize("answer", ["Hm.{0}", "Hm.</think>{1}"], ids=["inside of reasoning", "spelled without the mark"])
+@pytest.mark.parametrize("answer", ["Hm.{0}", "Hm.</think>{1}"], ids=["in reasoning", "spelled without the mark"])
 def test_a_strict_call_that_cannot_be_held_counts_if_it_keeps_to_its_schema(host, answer, depth, called):
     block = f'{CALL}<｜DSML｜parameter name="depth" string="false">{depth}{CALLED}'
     reply = host([answer.format(block, block.replace("｜DSML｜", ""))]).ask(talk(user("Hi"), tools=(LS,)))

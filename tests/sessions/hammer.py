@@ -62,8 +62,9 @@ def main(folder, seed, seconds):
 
 def store_stats(store):
     writer = store._writer
-    return {"saved": writer.saved, "skipped": writer.skipped, "failed": writer.failed, "evicted": store._room.evicted.total(),
-            "rejected": store._rejected, "quarantined": len(list((store.path / "quarantine").iterdir()))}
+    return {"saved": writer.saved, "skipped": writer.skipped, "failed": writer.failed,
+            "evicted": store._room.evicted.total(), "rejected": store._rejected,
+            "quarantined": len(list((store.path / "quarantine").iterdir()))}
 
 
 if __name__ == "__main__":

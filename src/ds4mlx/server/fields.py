@@ -52,8 +52,8 @@ class Fields:
         """This is a part of a message, of a type that the model cannot be shown."""
         advice = f", need {needed}; leave it out"
         if any(word in kind for word in MEDIA):
-            advice = ("; this model reads text only: describe it in words, and go back to before the message that holds "
-                      "it, or every later request of the conversation is refused as well")
+            advice = ("; this model reads text only: describe it in words, and go back to before the message that "
+                      "holds it, or every later request of the conversation is refused as well")
         return BadRequest(f"{self.path} is of type {kind[:80]!r}{advice}", param=param or self.path)
 
     def get(self, member: str) -> Json:

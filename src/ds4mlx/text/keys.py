@@ -22,7 +22,8 @@ def key_with_ends(tokenizer: Tokenizer, segments: Sequence[Segment]) -> tuple[by
 
 def tokens_within(tokenizer: Tokenizer, ids: Iterable[int], key_bytes: int) -> int:
     """How many of the ids lie whole within the first `key_bytes` bytes of their key."""
-    return bisect_right(_piece_ends(tokenizer.literal(token) or tokenizer.token_bytes(token) for token in ids), key_bytes)
+    ends = _piece_ends(tokenizer.literal(token) or tokenizer.token_bytes(token) for token in ids)
+    return bisect_right(ends, key_bytes)
 
 
 def after_key(tokenizer: Tokenizer, segments: Sequence[Segment], offset: int) -> list[Segment]:
