@@ -75,5 +75,5 @@ class Talk:
 
 
 def bench(rounding="none", lookahead=False):
-    model = small_model(rounding)
-    return Bench(model, Decoder(model, lookahead), Pools(CONFIG, rounding))
+    model, pools = small_model(rounding), Pools(CONFIG, rounding)
+    return Bench(model, Decoder(model, pools, lookahead), pools)

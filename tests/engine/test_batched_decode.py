@@ -1,12 +1,14 @@
 """Rows that decode together say what each would say alone, however they come and go."""
 from dataclasses import replace
 
+import mlx.core as mx
 import numpy as np
 import pytest
 from small_model import CONFIG
 from talks import GREEDY, LENGTHS, Talk, bench
 
 from ds4mlx import ops
+from ds4mlx.engine import mlx_decode
 from ds4mlx.engine.protocol import Sampling
 
 LIMIT = 2e-5    # in logits of deviation 1: float32, where products of more rows may add in another order
@@ -85,6 +87,31 @@ def test_what_was_begun_ahead_serves_the_rows_that_stay(monkeypatch):
     assert passes == [2]    # the one begun for the step after; its own was there
     assert [talk.said for talk in talks] == [small.alone(length, 3)[0][:len(talk.said)]
                                              for talk, length in zip(talks, (3, 15, 122))]
+
+
+def test_nothing_is_begun_ahead_that_would_copy_large_pools(monkeypatch):
+    small, reached = bench(lookahead=True), []
+    monkeypatch.setattr(mlx_decode, "COPIED_BYTES", 0)
+    talk, forward = Talk(small.branch(77)), type(small.model).step
+    monkeypatch.setattr(type(small.model), "step", lambda model, batch, layers: reached.append(int(batch.positions[0]))
+                        or forward(model, batch, layers))
+    ends = [reached[-1] for _ in range(6) if small.step([talk]) and reached]
+    assert ends == [78, 78, 80, 81, 82]     # the token at 79 completes a row of 4
+    assert talk.said == small.alone(77, COUNT)[0][:6]
+
+
+@pytest.mark.skipif(ops.device() != "cpu", reason="counts what the CPU allocates")
+def test_a_step_writes_its_rows_in_place():
+    small = bench()
+    small.pools.pages._grow(200)    # 37 MB of rows
+    talks = [Talk(small.branch(length)) for length in (126, 127)]
+    small.step(talks)
+    small.step(talks)
+    mx.reset_peak_memory()
+    before = mx.get_active_memory()
+    for _ in range(4):
+        small.step(talks)
+    assert mx.get_peak_memory() - before < small.pools.pages.nbytes / 10
 
 
 @pytest.mark.parametrize("lookahead", [False, True])

@@ -14,6 +14,11 @@ from ds4mlx.engine.protocol import Row, Step
 from ds4mlx.models.deepseek_v4.graph import Model
 from ds4mlx.models.deepseek_v4.layers import Batch
 from ds4mlx.models.deepseek_v4.pages import PageTable
+from ds4mlx.models.deepseek_v4.state import Pools
+
+# Of pools that a step begun ahead may write to: MLX copies an array whose last reader is still to run, where otherwise
+# it writes in place. As much takes a millisecond or less, which is what a step ahead saves.
+COPIED_BYTES = 128 << 20
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,9 +36,9 @@ class Decoder:
     it brings these tokens; what it does not ask for is dropped.
     """
 
-    def __init__(self, model: Model, lookahead: bool) -> None:
+    def __init__(self, model: Model, pools: Pools, lookahead: bool) -> None:
         self.lookahead = lookahead
-        self._model = model
+        self._model, self._pools = model, pools
         self._stack: Stack | None = None
         self._stacked: list[weakref.ref[MLXSession]] = []    # by row of the stack; those that left are among them
         self._ahead: Ahead | None = None
@@ -106,8 +111,10 @@ class Decoder:
         return Batch(self._model.config, ids, np.array(positions), tables)
 
     def _begin(self, fed: Sequence[Row], after: Stack, tokens: mx.array) -> Stack | None:
-        """The next step, if all goes on as it should; None where there is no room for one."""
+        """The next step, if all goes on as it should; None where there is no room for one or it would copy too much."""
         if not self.lookahead or any(len(row.session.tokens) + 2 > row.session.context for row in fed):
+            return None
+        if self._pools.written_bytes([len(row.session.tokens) + 1 for row in fed]) > COPIED_BYTES:
             return None
         begun = Stack.step(self._model, self._batch(fed, tokens, 1), after.layers)
         mx.async_eval(begun.arrays())

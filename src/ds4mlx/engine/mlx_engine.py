@@ -47,7 +47,7 @@ class MLXEngine:
         self._model = weights.load(file, self._config, settings.kv_round)
         self._pools = Pools(self._config, settings.kv_round)
         self._sessions: weakref.WeakSet[MLXSession] = weakref.WeakSet()
-        self._decoder = Decoder(self._model, _computes_later(settings.ops))
+        self._decoder = Decoder(self._model, self._pools, _computes_later(settings.ops))
         fingerprint = weights_fp(file)
         self.info = ModelInfo(
             name=label(file.metadata, "general.name") or Path(file.path).stem,

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import mlx.core as mx
 
+from ds4mlx.engine.mlx_decode import COPIED_BYTES
 from ds4mlx.engine.protocol import MemoryPlan
 from ds4mlx.errors import DoesNotFit
 from ds4mlx.gguf.reader import GGUF
@@ -74,8 +75,8 @@ def session_bytes(config: Config, context: int, packed: bool, most_marks: int) -
 def scratch_bytes(config: Config, chunk: int, context: int, sessions: int, packed: bool) -> int:
     """Working memory of a prefill chunk at the end of the context: streams and their mix, queries and outputs, experts'
     middle, the largest decoded matrix; keys and scores of one block of queries, index scores, a layer's rows put
-    together. An upper estimate, in float32. Beside it the pools' page for nobody, and the largest pool once more while
-    it grows by half; and what drawing a token for each session sorts."""
+    together. An upper estimate, in float32. Beside it the pools' page for nobody, the largest pool once more while it
+    grows by half, and what steps begun ahead copy; and what drawing a token for each session sorts."""
     c = config
     per_token = 6 * c.hc_mult * c.hidden_size + 3 * c.num_attention_heads * c.head_dim \
         + 3 * c.num_experts_per_tok * c.moe_intermediate_size
@@ -88,6 +89,7 @@ def scratch_bytes(config: Config, chunk: int, context: int, sessions: int, packe
     scored = 2 * SCORE_FLOATS if rows > chosen > 0 else 0
     pages = page_bytes(config, packed)
     pools = sum(pages) + max(pages, default=0) * (1 + sessions * page_count(context))
+    pools += min(sum(pages) * (1 + sessions * page_count(context)), 2 * COPIED_BYTES)
     drawn = sessions * SAMPLED * c.vocab_size
     return 4 * (chunk * per_token + attended + scored + rows * c.head_dim + 3 * (1 << 25)) + pools + drawn
 

@@ -3,6 +3,7 @@
 Everything but the append-only rows is small, and MLX arrays are values: a mark to rewind to holds references and a
 length, so it costs no copy and no time, whatever the length.
 """
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Self
 
@@ -35,6 +36,10 @@ class Pools:
     def __init__(self, config: Config, rounding: Rounding) -> None:
         self.layers = [LayerPools.of(config, i, rounding) for i in range(config.num_hidden_layers)]
         self.pages = Pages([pool for layer in self.layers for pool in layer if pool is not None])
+
+    def written_bytes(self, positions: Sequence[int]) -> int:
+        """Bytes of the pools that a step of these positions writes rows to."""
+        return sum(pool.rows.nbytes for pool in self.pages.pools if any((p + 1) % pool.ratio == 0 for p in positions))
 
 
 class CompressorState:
