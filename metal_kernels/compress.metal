@@ -8,7 +8,8 @@
 //
 // step: a chunk of one sequence. Tokens are numbered from the first that the frontier holds.
 //
-// token: a token of each of several sequences, y the sequence. The frontier is a ring, of SLOTS places.
+// token: a token of each of several sequences, y the sequence. The frontier is a ring, of SLOTS places. Places of tokens
+// that are no longer needed are left as they are, which may be anything.
 #include "rows.h"
 
 // What a chunk does; the same as `compress_step` has it.
@@ -139,7 +140,8 @@ ulong token = ulong(b) * columns, ring = ulong(b) * slots;
 if (threadgroup_position_in_grid.x > 0) {
     uint at = (threadgroup_position_in_grid.x - 1) * threads + index;
     uint i = at / (columns / 4), j = at % (columns / 4) * 4;
-    if (i < slots) {
+    uint age = (here + slots - i) % slots;      // tokens from place i to the one that comes
+    if (i < slots && age < (position + 1) % RATIO + (M - 1) * RATIO) {
         keep4<M * W>(next, ring + i, j, i == here ? fresh4(k, s, ape, token + j, bias + j)
                                                   : held4<M * W>(frontiers, ring + i, j));
     }

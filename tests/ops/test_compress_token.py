@@ -31,7 +31,7 @@ class Compressor:
 
     def ring(self, b, length):
         """The frontier of sequence b as a ring; places not written hold what must not be read."""
-        ring = np.full((self.m * self.ratio, 2, self.m * self.w), 1e30, np.float32)
+        ring = np.full((self.m * self.ratio, 2, self.m * self.w), np.nan, np.float32)
         if length:
             held = np.array(self.alone(b, length)[0])
             ring[np.arange(length - len(held), length) % len(ring)] = held

@@ -79,7 +79,14 @@ def _compressing(c: Config, ratio: int, width: int, packing: Packing | None, pos
     k, s, ape = normal(rng, B, m * width), normal(rng, B, m * width), normal(rng, ratio, m * width)
     frontiers, norm = normal(rng, B, m * ratio, 2, m * width), normal(rng, width, scale=0.1, around=1)
     tables, at = rope_tables(c, [p // ratio * ratio for p in positions]), _on_device(positions)
-    return lambda: ops.compress_token(k, s, frontiers, ape, norm, *tables, at, ratio, packing, c.rms_norm_eps)
+    last = np.array(positions)[:, None]
+    age = (last - np.arange(m * ratio)) % (m * ratio)       # of the token in each place
+    needed = mx.array(age < (last + 1) % ratio + (m - 1) * ratio)[..., None, None]
+
+    def call() -> Sequence[mx.array]:
+        after, rows = ops.compress_token(k, s, frontiers, ape, norm, *tables, at, ratio, packing, c.rms_norm_eps)
+        return mx.where(needed, after, 0), rows
+    return call
 
 
 def _attention(s: Sizes) -> Iterator[Case]:

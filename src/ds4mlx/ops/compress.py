@@ -42,7 +42,7 @@ def compress_token(k: mx.array, s: mx.array, frontiers: mx.array, ape: mx.array,
 
     k, s [B, m w], positions i32 [B]; ape, norm, packing as there; cos, sin [B, R/2] at the first position of the group
     that each token belongs to. frontiers [B, m ratio, 2, m w]: k and s (ape added) of the token of position p lie at
-    p % (m ratio), and what is not written is finite.
+    p % (m ratio); places of tokens that `compress_step` would not hold may hold anything, then and afterwards.
     Returns the next frontiers and [B, row], zeros where (positions[b] + 1) % ratio: the group is not complete.
     Raises ValueError when the shapes do not fit.
     """
@@ -73,7 +73,7 @@ def token_reference(k, s, frontiers, ape, norm, cos, sin, positions, packing, ep
     if places > r:
         tokens = mx.concatenate([tokens[:, :r, :, :w], tokens[:, r:, :, w:]], axis=1)
     there = first[:, None] + mx.arange(r - places, r) >= 0
-    values, scores = tokens[:, :, 0], mx.where(there[..., None], tokens[:, :, 1], -mx.inf)
+    values, scores = (mx.where(there[..., None], tokens[:, :, i], empty) for i, empty in enumerate((0.0, -mx.inf)))
     row = mx.fast.rms_norm(pool(values, scores), norm, eps)
     row = pack(rope_reference(row, cos, sin), packing, 2 * cos.shape[1])
     complete = (positions + 1) % r == 0
