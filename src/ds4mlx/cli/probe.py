@@ -1,4 +1,5 @@
 """A session at the end of a prompt, for the commands that show logits."""
+import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -53,10 +54,11 @@ def add_probe_flags(parser: ArgumentParser) -> None:
 def prefilled(args: Namespace) -> Iterator[Probe]:
     """The model that `args` mean, loaded, with their prompt in a session. Raises Ds4Error."""
     from ds4mlx.chat.events import Progress
-    from ds4mlx.cli.answer import show_progress
     from ds4mlx.cli.model import engine_lock, resolve_model
     from ds4mlx.cli.options import settings_from
     from ds4mlx.cli.prompt import checked_length, prompt_ids, question
+    from ds4mlx.cli.prompt_bar import PromptBar
+    from ds4mlx.config import color_wanted
     from ds4mlx.engine.open import open_engine
     from ds4mlx.gguf.reader import GGUF
     from ds4mlx.text.tokenizer import Tokenizer
@@ -68,12 +70,14 @@ def prefilled(args: Namespace) -> Iterator[Probe]:
         ids = checked_length(prompt_ids(text, args, settings, tokenizer, file.metadata), settings.ctx)
     with engine_lock(settings, settings.model):
         engine = open_engine(settings)
+        bar = PromptBar(color_wanted("auto", sys.stderr.isatty()))
         try:
             session = engine.open(min(settings.ctx, engine.info.context))
             for at in range(0, len(ids), settings.prefill_chunk):
-                show_progress(Progress(at, len(ids)))
+                bar.take(Progress(at, len(ids)))
                 engine.prefill(session, ids[at:at + settings.prefill_chunk])
-            show_progress(Progress(len(ids), len(ids)))
+            bar.close()
             yield Probe(engine, session, tokenizer, settings, len(ids))
         finally:
+            bar.close()
             engine.close()
