@@ -290,8 +290,10 @@ class Slot:
         anchor = self._chat_anchor(start)
         stops: dict[int, Reason | None] = {anchor: None} if anchor and anchor >= MIN_REWIND else {}
         if self._store is not None:
-            ids = [*self.session.tokens, *start.rest][:anchor]
-            parted = tokens_within(self._tokenizer, ids, start.explanation.alike)
+            parted = 0
+            if anchor and start.reused < anchor and start.explanation.alike:
+                ids = [*self.session.tokens, *start.rest][:anchor]
+                parted = tokens_within(self._tokenizer, ids, start.explanation.alike)
             stops |= {boundary.tokens: boundary.reason for boundary in prefill_boundaries(
                 self._rules, start.total, anchor, start.reused, self._chunk, parted)}
         return stops
