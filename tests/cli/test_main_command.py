@@ -1,8 +1,10 @@
 """What every command has in common: help, misuse, errors, exit codes."""
 import os
+import re
 
 import pytest
 
+from ds4mlx.cli.topics import TOPICS
 from ds4mlx.config import COMMANDS
 
 
@@ -21,10 +23,32 @@ def test_help_of_a_command_is_found_in_three_places(ds4mlx, command):
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_an_unknown_option_is_named_and_the_usage_is_short(ds4mlx, command):
-    result = ds4mlx(command, "-p", "x", "--no-such=5") if command in ("tokens",) else ds4mlx(command, "--no-such=5")
+    result = ds4mlx(command, *(["bash"] if command == "completion" else []), "--frobnicate=5")
     first, *usage = result.err.splitlines()
-    assert first == f"ds4mlx {command}: unknown option: --no-such"
+    assert first == f"ds4mlx {command}: unknown option: --frobnicate"
     assert result.code == 2 and result.out == "" and 1 <= len(usage) <= 3 and usage[0].startswith("usage: ds4mlx")
+
+
+@pytest.mark.parametrize("arguments, meant", [
+    (["run", "--promt", "x"], "--prompt"), (["serve", "--prot", "1"], "--port"), (["rum"], "run"),
+    (["cache", "ls", "--kv-disc-dir", "x"], "--kv-disk-dir"), (["run", "--temperature=1"], "--temp"),
+    (["--nothnk"], "--nothink"), (["help", "smpling"], "sampling"), (["--help", "exit-code"], "exit-codes")])
+def test_what_was_meant_is_named(ds4mlx, arguments, meant):
+    result = ds4mlx(*arguments)
+    assert result.code == 2 and result.out == "" and f"did you mean {meant}?" in result.err.splitlines()[0]
+
+
+@pytest.mark.parametrize("topic", TOPICS)
+def test_a_topic_of_help_is_found_in_two_places_and_named_in_the_list(ds4mlx, topic):
+    shown = [ds4mlx("help", topic), ds4mlx("--help", topic)]
+    assert all(result.code == 0 and result.err == "" and result.out == TOPICS[topic] for result in shown)
+    assert topic in ds4mlx("help").out
+
+
+def test_topics_name_options_that_there_are(ds4mlx):
+    known = set(re.findall(r"--[a-z][a-z-]+", "".join(ds4mlx(command, "--help").out for command in COMMANDS)))
+    named = set(re.findall(r"--[a-z][a-z-]+", "".join(TOPICS.values())))
+    assert named - known == {"--help"} - known
 
 
 @pytest.mark.parametrize("arguments, told", [

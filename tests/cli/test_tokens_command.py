@@ -45,10 +45,9 @@ def test_a_piece_is_one_printable_line(piece, shown):
 
 
 @pytest.mark.parametrize("arguments", [[], ["-p", "a", "--prompt-file", "b"], ["--prompt-f", "b"], ["-p"]])
-def test_misuse_exits_with_2(arguments, capsys):
-    with pytest.raises(SystemExit) as exit:
-        main(["tokens", *arguments])
-    assert exit.value.code == 2 and capsys.readouterr().out == ""
+def test_misuse_exits_with_2(arguments, ds4mlx):
+    result = ds4mlx("tokens", *arguments)
+    assert result.code == 2 and result.out == ""
 
 
 def test_control_tokens_are_recognised_unless_literal(tokens):

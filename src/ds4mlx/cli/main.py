@@ -6,12 +6,13 @@ imports what is heavy inside `run`: `--help` needs none of it.
 import errno
 import os
 import sys
-from argparse import Action, ArgumentParser, Namespace
-from collections.abc import Sequence
+from argparse import SUPPRESS, Action, ArgumentParser, Namespace
+from collections.abc import Iterable, Sequence
 from importlib import import_module
 from typing import NoReturn, TextIO
 
 from ds4mlx import __version__
+from ds4mlx.cli.topics import TOPICS
 from ds4mlx.config import COMMANDS
 from ds4mlx.errors import Ds4Error, UsageError
 
@@ -49,9 +50,11 @@ def _stream(stream: TextIO | None) -> TextIO:
 def main(argv: Sequence[str]) -> int:
     """Run one command line; returns its exit code, or raises SystemExit after help or misuse."""
     parser = build_parser()
+    if argv and not argv[0].startswith("-") and argv[0] not in (*COMMANDS, "help"):
+        parser.error(f"no command {argv[0]!r}{_near(argv[0], COMMANDS)}; ds4mlx help lists them")
     args, unknown = parser.parse_known_args(argv if _names_command(argv) else [DEFAULT, *argv])
     if unknown := _without_mtp(args.command, unknown):
-        args.parser.error(_unknown(unknown))
+        args.parser.error(_unknown(unknown, args.parser))
     try:
         return args.run(args)
     except Exception as fault:  # the outermost place: one line for a user, the traceback for who asks
@@ -64,15 +67,16 @@ def main(argv: Sequence[str]) -> int:
 
 def build_parser() -> ArgumentParser:
     parser = Parser(prog="ds4mlx", allow_abbrev=False, add_help=False, usage="ds4mlx [COMMAND] [OPTIONS]",
-                    description="DeepSeek V4 Flash on one's own machine.")
-    parser.add_argument("-h", "--help", nargs="?", metavar="COMMAND", action=_Help,
-                        help="show this, or a command's help")
+                    description="DeepSeek V4 Flash on one's own machine.",
+                    epilog=f"Further topics of help: {', '.join(TOPICS)}.")
+    parser.add_argument("-h", "--help", nargs="?", metavar="TOPIC", action=_Help,
+                        help="show this, or the help of a command or topic")
     parser.add_argument("--version", action="version", version=f"ds4mlx {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser, prog="ds4mlx")
     for name in COMMANDS:
         import_module(f"ds4mlx.cli.{name}").add_parser(subparsers)
-    helper = subparsers.add_parser("help", allow_abbrev=False, help="show a command's help")
-    helper.add_argument("topic", nargs="?", choices=COMMANDS, metavar="COMMAND")
+    helper = subparsers.add_parser("help", allow_abbrev=False, help="show the help of a command or topic")
+    helper.add_argument("topic", nargs="?", metavar="TOPIC", help=f"a command, or one of {', '.join(TOPICS)}")
     helper.set_defaults(run=lambda args: _show_help(parser, args.topic))
     for name, command in subparsers.choices.items():
         command.usage = command.usage or f"ds4mlx {name} [OPTIONS]"  # all of them would hide an error above
@@ -91,14 +95,16 @@ class _Help(Action):
     """`-h`, `-h COMMAND`."""
 
     def __call__(self, parser: ArgumentParser, namespace: Namespace, topic: str | None, option: str | None) -> None:
-        if topic is not None and topic not in COMMANDS:
-            parser.error(f"{option}: no command {topic!r}; commands are {', '.join(COMMANDS)}")
         parser.exit(_show_help(parser, topic))
 
 
 def _show_help(parser: ArgumentParser, topic: str | None) -> int:
     if topic is None:
         parser.print_help()
+    elif topic not in (*COMMANDS, *TOPICS):
+        parser.error(f"no help on {topic!r}{_near(topic, (*COMMANDS, *TOPICS))}; ds4mlx help lists what there is")
+    elif topic in TOPICS:
+        print(TOPICS[topic], end="")
     else:
         main([topic, "--help"])
     return 0
@@ -109,11 +115,22 @@ def _names_command(argv: Sequence[str]) -> bool:
     return bool(argv) and (not argv[0].startswith("-") or argv[0].partition("=")[0] in ("-h", "--help", "--version"))
 
 
-def _unknown(arguments: Sequence[str]) -> str:
+def _unknown(arguments: Sequence[str], parser: ArgumentParser) -> str:
     for argument in arguments:
         if argument.startswith("-") and argument != "-":
-            return f"unknown option: {argument.partition('=')[0]}"
+            option = argument.partition("=")[0]
+            known = [name for action in parser._actions if action.help != SUPPRESS for name in action.option_strings]
+            return f"unknown option: {option}{_near(option, known)}"
     return f"unexpected argument: {arguments[0]}"
+
+
+def _near(word: str, known: Iterable[str]) -> str:
+    """What the word may have meant, if anything comes near it."""
+    from difflib import get_close_matches
+    known = [name for name in known if len(name) > 2]
+    begun = [name for name in known if len(word) > 3 and (name.startswith(word) or word.startswith(name))]
+    near = get_close_matches(word, known, 1, 0.65) or begun[:1]
+    return f", did you mean {near[0]}?" if near else ""
 
 
 def _without_mtp(command: str, unknown: Sequence[str]) -> list[str]:

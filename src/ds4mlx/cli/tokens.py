@@ -20,7 +20,7 @@ def add_parser(subparsers: "_SubParsersAction[ArgumentParser]") -> None:
     parser = subparsers.add_parser(
         "tokens", allow_abbrev=False, help="show the tokens of a text",
         description="First line: the ids as JSON. Then one line per token: its id and its bytes, escaped.")
-    source = parser.add_mutually_exclusive_group(required=True)
+    source = parser.add_mutually_exclusive_group()
     source.add_argument("-p", "--prompt", metavar="TEXT", help="the text, control tokens written as their names")
     source.add_argument("--prompt-file", metavar="FILE", help="the text in a file; - reads standard input")
     source.add_argument("--render", metavar="FILE",
@@ -43,7 +43,7 @@ def run(args: Namespace) -> int:
         lines = _rendered(args)
     else:
         from ds4mlx.cli.model import open_tokenizer
-        text = question(args)
+        text = question(args, "render")
         tokenizer = open_tokenizer(args)
         ids = tokenizer.encode_literal(text) if args.literal else tokenizer.encode_marked(text)
         lines = listing(tokenizer, ids)
