@@ -46,6 +46,8 @@ class Decoder:
 
     def decode(self, rows: Sequence[Row]) -> list[Step]:
         """Feed each row's token, then sample the next. On failure every session is as it was before."""
+        if not rows:
+            return []
         fed, rest = self._in_order([row for row in rows if row.token is not None]), [r for r in rows if r.token is None]
         self._check(fed)
         after = self._forward(fed) if fed else None
@@ -134,12 +136,12 @@ class PageTables:
     """The page tables of a batch as one array, made anew only where one has changed."""
 
     def __init__(self) -> None:
-        self._key: list[tuple[int, int]] = []
+        self._key: list[int] = []
         self._made = np.zeros((0, 0), np.int32)
 
     def of(self, tables: Sequence[PageTable]) -> np.ndarray:
         """i32 [B, P], 0 behind the last page of a table."""
-        key = [(id(table), table.version) for table in tables]
+        key = [table.version for table in tables]
         if key != self._key:
             self._made = np.zeros((len(tables), max(len(table.entries) for table in tables)), np.int32)
             for made, table in zip(self._made, tables, strict=True):

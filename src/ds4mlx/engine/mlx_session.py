@@ -54,6 +54,7 @@ class MLXSession:
         self.require_room(len(tokens))
         self.leave()
         before = self._here()
+        mx.synchronize()    # a step begun ahead still reads the pools, and MLX would copy them to write to them
         try:
             streams, update = self._model.chunk(mx.array(tokens, mx.int32), self.cache)
             self._next = self._model.logits(streams[-1:], update.rows(slice(-1, None)))[0]

@@ -5,6 +5,7 @@ a page in every pool. Page 0 belongs to nobody: rows that are not meant to be ke
 """
 import weakref
 from collections.abc import Iterator, Sequence
+from itertools import count
 
 import mlx.core as mx
 import numpy as np
@@ -12,6 +13,7 @@ import numpy as np
 from ds4mlx.models.deepseek_v4 import schema
 
 PAGE_TOKENS = 2048
+_VERSIONS = count()
 
 
 def page_count(tokens: int) -> int:
@@ -54,7 +56,7 @@ class Pages:
     @property
     def held(self) -> int:
         """Pages that some sequence holds, page 0 aside."""
-        return sum(count > 0 for count in self._holders) - 1
+        return sum(holders > 0 for holders in self._holders) - 1
 
     @property
     def capacity(self) -> int:
@@ -98,6 +100,7 @@ class Pages:
         if self._holders[page] == 1:
             return page
         mine = self.take(after)
+        mx.synchronize()    # MLX would copy a whole pool that work in flight still reads
         for pool in self.pools:
             pool.copy(page, mine)
         self.release(page)
@@ -114,11 +117,12 @@ class PageTable:
     """The pages of one sequence: entry i holds the rows of tokens [PAGE_TOKENS i, PAGE_TOKENS (i + 1)).
 
     With a `context` it needs no more pages than that many tokens, and all tables together find room for theirs.
+    `version` is another one after each change, and no two tables ever have the same.
     """
 
     def __init__(self, pages: Pages, context: int | None = None) -> None:
         self.pages, self.entries = pages, []
-        self.version = 0        # grows when entries change
+        self.version = next(_VERSIONS)
         most = None if context is None else page_count(context)
         pages.promise(most)
         self.close = weakref.finalize(self, _give_back, pages, self.entries, most)
@@ -134,20 +138,20 @@ class PageTable:
                 self.entries[i] = mine
             else:
                 continue
-            self.version += 1
+            self.version = next(_VERSIONS)
 
     def cut(self, tokens: int) -> None:
         """Let go of the pages behind those of the first `tokens` tokens."""
         while len(self.entries) > page_count(tokens):
             self.pages.release(self.entries.pop())
-            self.version += 1
+            self.version = next(_VERSIONS)
 
     def share(self, other: "PageTable", tokens: int) -> None:
         """Hold the rows of the first `tokens` tokens of `other`, and nothing else."""
         shared = [self.pages.share(page) for page in other.entries[:page_count(tokens)]]
         self.cut(0)
         self.entries += shared
-        self.version += 1
+        self.version = next(_VERSIONS)
 
 
 class SequenceRows:
