@@ -17,6 +17,7 @@ class Recorder:
         self.header_tokens = 0 if anchor is None else len(prompt) - anchor
         self.tokens, self.progress = [], []
         self.source = self.reused = self.donor = self.fault = self.why = None
+        self.file = ""
         self.finished = threading.Event()
 
     def cancel(self, why):

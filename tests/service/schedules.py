@@ -65,9 +65,9 @@ class Caller(Recorder):
         return done
 
 
-def prompts(draw, count):
-    """Some go on from one another, some share a beginning, some are alone."""
-    made = []
+def prompts(draw, count, known):
+    """Some go on from one another or from known ones, some share a beginning, some are alone."""
+    made = [*known]
     for _ in range(count):
         kind, before = draw.random(), draw.choice(made) if made else []
         if kind < 0.35 and before:
@@ -77,13 +77,13 @@ def prompts(draw, count):
         else:
             prompt = []
         made.append([*prompt, *(draw.randrange(2, VOCAB) for _ in range(draw.choice((1, 3, 40, 130, 300))))][:3500])
-    return made
+    return made[len(known):]
 
 
-def play(scheduler, draw, key_of):
+def play(scheduler, draw, key_of, known=()):
     """Submits a random schedule in random moments. Returns the callers once all are done."""
     callers = []
-    for prompt in prompts(draw, draw.randrange(2, 12)):
+    for prompt in prompts(draw, draw.randrange(2, 12), known):
         leaves = draw.choice((0, 1, 3)) if draw.random() < 0.2 else None
         caller = Caller(prompt, key_of(prompt), max_tokens=draw.choice((1, 5, 100)), leaves_after=leaves)
         scheduler.submit(caller)
