@@ -5,7 +5,7 @@ spell them officially, with a prefix, or as transformers does, with or without i
 """
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -80,14 +80,6 @@ class Checkpoint:
         if (whole := self.shards.tensors.get(stack[0])) is not None:
             return tuple(self._of_stack(whole, need.shape, *stack[1:]))
         return tuple(self._part(official_name(need.path, e), shape) for e in range(experts))
-
-    def problems(self, expected: Mapping[str, Expected]) -> Iterator[str]:
-        """What is missing or of another shape."""
-        for need in expected.values():
-            try:
-                self.parts(need)
-            except ModelFileError as fault:
-                yield str(fault)
 
     def _part(self, official: str, shape: tuple[int, ...]) -> Part:
         found = next((self.shards.tensors[name] for name in spellings(official) if name in self.shards.tensors), None)

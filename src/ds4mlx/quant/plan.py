@@ -66,11 +66,10 @@ def make_plan(checkpoint: Checkpoint, recipe: Recipe, importance: Importance | N
     """The file of a checkpoint that is called `name`. Raises ModelFileError for a checkpoint that is not whole,
     UsageError for a recipe that does not go with it."""
     expected = expected_tensors(checkpoint.config)
-    _require_whole(checkpoint, expected)
-    layers = checkpoint.config.num_hidden_layers
+    stored, layers = _all_parts(checkpoint, expected), checkpoint.config.num_hidden_layers
     tensors = []
     for tensor, need in expected.items():
-        parts = checkpoint.parts(need)
+        parts = stored[tensor]
         tensors.append(Planned(tensor, recipe.kind(tensor, need, parts[0].form, layers), need.shape, parts))
     plan = Plan(checkpoint, tuple(tensors), _metadata(checkpoint, recipe, importance, name), importance)
     searched = [planned for planned in tensors if planned.kind in SEARCHED]
@@ -80,12 +79,19 @@ def make_plan(checkpoint: Checkpoint, recipe: Recipe, importance: Importance | N
     return plan
 
 
-def _require_whole(checkpoint: Checkpoint, expected: Mapping[str, Expected]) -> None:
-    problems = list(checkpoint.problems(expected))
+def _all_parts(checkpoint: Checkpoint, expected: Mapping[str, Expected]) -> dict[str, tuple[Part, ...]]:
+    """Every tensor's parts. Raises ModelFileError with all that is missing or of another shape."""
+    found, problems = {}, []
+    for tensor, need in expected.items():
+        try:
+            found[tensor] = checkpoint.parts(need)
+        except ModelFileError as fault:
+            problems.append(str(fault))
     if problems:
         rest = [f"and {len(problems) - MAX_REPORTED} more"] if len(problems) > MAX_REPORTED else []
         raise ModelFileError("\n  ".join([f"{checkpoint.directory}: not a whole DeepSeek V4 checkpoint:",
                                           *problems[:MAX_REPORTED], *rest]))
+    return found
 
 
 def _metadata(checkpoint: Checkpoint, recipe: Recipe, importance: Importance | None, name: str) -> dict[str, Value]:

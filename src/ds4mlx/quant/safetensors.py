@@ -42,12 +42,12 @@ class Shards:
     def __init__(self, directory: Path) -> None:
         """Map every file and read its header. Raises ModelFileError for anything but intact files."""
         self.directory = directory
-        self._maps: dict[Path, np.ndarray] = {}
+        self._files: dict[Path, mmap.mmap] = {}
         tensors: dict[str, Stored] = {}
         index = _index(directory)
         for path in _files(directory, index):
-            self._maps[path] = _mapped(path)
-            for stored in _header(path, self._maps[path]):
+            self._files[path] = _mapped(path)
+            for stored in _header(path, self._files[path]):
                 if index is not None and index.get(stored.name) != path.name:
                     continue  # a leftover that the index does not name
                 if stored.name in tensors:
@@ -61,17 +61,21 @@ class Shards:
 
     def raw(self, stored: Stored) -> np.ndarray:
         """The tensor's bytes: read-only u8 [nbytes], in the mapping."""
-        return self._maps[stored.file][stored.offset:stored.offset + stored.nbytes]
+        return np.frombuffer(self._files[stored.file], np.uint8, stored.nbytes, stored.offset)
 
     def digest(self) -> str:
         """Hex SHA-256 over the entry and both ends of every tensor, in the order of their names. How they are spread
         over files does not count."""
+        for file in self._files.values():  # few bytes here and there: do not bring in their surroundings
+            _advise(file, "MADV_RANDOM")
         total = hashlib.sha256()
         for name, stored in sorted(self.tensors.items()):
             raw = self.raw(stored)
             ends = hashlib.sha256(raw[:END_BYTES])
             ends.update(raw[-END_BYTES:])
             total.update(json.dumps([name, stored.dtype, list(stored.shape), ends.hexdigest()]).encode())
+        for file in self._files.values():
+            _advise(file, "MADV_NORMAL")
         return total.hexdigest()
 
 
@@ -96,27 +100,32 @@ def _files(directory: Path, index: Mapping[str, str] | None) -> list[Path]:
     return [directory / name for name in names]
 
 
-def _mapped(path: Path) -> np.ndarray:
+def _advise(file: mmap.mmap, advice: str) -> None:
+    if hasattr(mmap, advice):  # not on every system
+        file.madvise(getattr(mmap, advice))
+
+
+def _mapped(path: Path) -> mmap.mmap:
     try:
         with open(path, "rb") as file:
             if os.fstat(file.fileno()).st_size < 8:
                 raise ModelFileError(f"{path}: cut short before its header; download it again")
-            return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except (OSError, ValueError) as fault:
         raise ModelFileError(f"{path}: cannot be read ({fault}); download the checkpoint again") from None
 
 
-def _header(path: Path, data: np.ndarray) -> list[Stored]:
+def _header(path: Path, data: mmap.mmap) -> list[Stored]:
     length = unpack("<Q", data[:8])[0]
-    if length > min(MAX_HEADER_BYTES, data.size - 8):
-        raise ModelFileError(f"{path}: announces a header of {length} bytes, the file has {data.size}; it is cut short "
+    if length > min(MAX_HEADER_BYTES, len(data) - 8):
+        raise ModelFileError(f"{path}: announces a header of {length} bytes, the file has {len(data)}; it is cut short "
                              "or no safetensors file, download it again")
     try:
-        header = json.loads(data[8:8 + length].tobytes())
+        header = json.loads(data[8:8 + length])
         entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
     except (ValueError, AttributeError, RecursionError) as fault:
         raise ModelFileError(f"{path}: its header is no JSON object ({fault!r:.80}); download it again") from None
-    return [_stored(path, name, entry, 8 + length, data.size) for name, entry in entries.items()]
+    return [_stored(path, name, entry, 8 + length, len(data)) for name, entry in entries.items()]
 
 
 def _stored(path: Path, name: str, entry: object, start: int, size: int) -> Stored:
