@@ -104,7 +104,8 @@ def test_everything_else_works_on_a_machine_without_mlx():
 
 
 @pytest.mark.parametrize("arguments", [
-    ["--help"], ["chat", "--help"], ["run", "--help"], ["serve", "--help"], ["cache", "ls", "--help"], ["--version"], ["help", "logits"]])
+    ["--help"], ["chat", "--help"], ["run", "--help"], ["serve", "--help"], ["cache", "ls", "--help"], ["--version"], ["help", "logits"], ["top", "--help"],
+    ["completion", "bash"]])
 def test_help_imports_nothing_heavy(arguments):
     code = ("import sys\nfrom ds4mlx.cli.main import main\n"
             "try:\n    main(" + repr(arguments) + ")\nexcept SystemExit:\n    pass\n"

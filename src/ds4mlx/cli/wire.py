@@ -39,7 +39,7 @@ def run(args: Namespace) -> int:
     from ds4mlx.cli.wire_setup import CLIENTS
     from ds4mlx.config import Settings
     settings, client = Settings.load("serve", vars(args)), CLIENTS[args.client]   # as the server is told
-    server = find_server(base_url(args.url or _address(settings)), settings.api_key)
+    server = find_server(base_url(args.url or server_address(settings)), settings.api_key)
     if args.check:
         return _check(client, server)
     sys.stdout.write(client.setup(server))
@@ -53,17 +53,17 @@ def run(args: Namespace) -> int:
     return 0
 
 
-def base_url(url: str) -> str:
+def base_url(url: str, told: str = "--url") -> str:
     """A server's address as clients extend it. Raises UsageError for anything but http and https."""
     if not url.startswith(("http://", "https://")) or not url.split("://", 1)[1].strip("/"):
-        raise UsageError(f"--url is {url!r}, need http://HOST:PORT")
+        raise UsageError(f"{told} is {url!r}, need http://HOST:PORT")
     return url.rstrip("/").removesuffix("/v1")
 
 
-def _address(settings: "Settings") -> str:
+def server_address(settings: "Settings") -> str:
     """Where a server with these settings listens."""
     if settings.host.startswith("unix:"):
-        raise UsageError(f"--host is {settings.host!r}, and no client can use a socket file; give --url")
+        raise UsageError(f"--host is {settings.host!r}, and no client can use a socket file; give a URL")
     host = ANY_ADDRESS.get(settings.host, settings.host)
     return f"http://[{host}]:{settings.port}" if ":" in host else f"http://{host}:{settings.port}"
 
