@@ -127,10 +127,11 @@ def _unknown(arguments: Sequence[str], parser: ArgumentParser) -> str:
 def _near(word: str, known: Iterable[str]) -> str:
     """What the word may have meant, if anything comes near it."""
     from difflib import get_close_matches
-    known = [name for name in known if len(name) > 2]
-    begun = [name for name in known if len(word) > 3 and (name.startswith(word) or word.startswith(name))]
-    near = get_close_matches(word, known, 1, 0.65) or begun[:1]
-    return f", did you mean {near[0]}?" if near else ""
+    bare = word.lstrip("-")     # the dashes would make any two options alike
+    names = {name.lstrip("-"): name for name in known if len(name) > 2}
+    begun = [name for name in names if len(bare) > 1 and (name.startswith(bare) or bare.startswith(name))]
+    near = get_close_matches(bare, names, 1) or begun
+    return f", did you mean {names[near[0]]}?" if near else ""
 
 
 def _without_mtp(command: str, unknown: Sequence[str]) -> list[str]:
