@@ -73,6 +73,22 @@ def test_others_decode_while_a_state_that_gives_way_waits_for_the_writer(host, t
     gate.opened.set()
 
 
+def test_a_state_that_gives_way_waits_for_a_writer_that_is_busy(host, tmp_path):
+    running = host(ANSWERS, batched_session=2, kv_disk_dir=tmp_path / "kv", kv_cache_cold_max_tokens=0)
+    gate, texts = Gate(), [f"{name} {LONG}" for name in "ABCDE"]
+    for text in texts[:2]:
+        running.ask(talk(user(text)))
+    running.store._directory.before = lambda step: gate()
+    for text in texts[2:4]:
+        running.ask(talk(user(text)), settle=False)     # one save is under way, the next one waits
+    last = running.begin(talk(user(texts[4])))
+    while not any(slot.saving for slot in running.service.scheduler.slots):
+        pass
+    gate.opened.set()
+    running.end(last)
+    assert running.store.stats().saved == 3
+
+
 def test_what_is_saved_for_a_request_and_at_the_end_is_in_the_trace(host, tmp_path):
     import json
 

@@ -145,13 +145,19 @@ def test_who_comes_back_at_once_finds_its_answer_kept(serving):
                 scheduler.submit(self.next)
             super().finish(fault)
 
-    scheduler, request = serving(slots=4), Chatty([2, 3], b"00")
-    request.turns = 5
-    scheduler.submit(request)
-    for _ in range(5):
+    scheduler, gate = serving(slots=4), Gate()
+    requests = [Chatty([n, n], bytes([n])) for n in (2, 3, 4)]      # they end in the same step
+    scheduler.stub.before_prefill = gate
+    for request in requests:
+        request.turns = 5
+        scheduler.submit(request)
+    gate.opened.set()
+    for _, number in itertools.product(range(5), range(3)):
+        request = requests[number]
         assert request.finished.wait(10)
-        length, request = len(request.wanted.ids) + len(request.tokens), request.next
-        assert request.finished.wait(10) and (request.source, request.reused) == ("memory-token", length)
+        length, requests[number] = len(request.wanted.ids) + len(request.tokens), request.next
+        assert request.next.finished.wait(10)
+        assert (request.next.source, request.next.reused) == ("memory-token", length)
 
 
 # ---- places, cancellation, shutdown
