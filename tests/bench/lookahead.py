@@ -25,7 +25,8 @@ def work(seconds: float) -> None:
         pass
 
 
-def decode(engine: MLXEngine, sessions: Sequence[Session], tokens: int, host_s: float) -> tuple[float, list[list[int]]]:
+def decode(engine: MLXEngine, sessions: Sequence[Session], tokens: int,
+           host_s: float) -> tuple[float, list[list[int]]]:
     """Seconds a step, and what was said from each session's mark on."""
     generated: list[list[int]] = [[] for _ in sessions]
     for step in range(tokens + 3):
