@@ -117,6 +117,29 @@ def test_ctrl_c_twice_leaves_with_130(chat):
     assert child.exitstatus == 130
 
 
+def test_ctrl_c_soon_after_another_stops_the_next_answer_only(chat, tmp_path):
+    child = slow(chat, tmp_path)
+    for _ in range(2):
+        child.send(CTRL_C)
+        child.expect_exact("stopped\r\n")
+        child.expect_exact(PROMPT)
+        child.send(f"/read {tmp_path}/words.txt\r")
+        child.expect_exact("count count")
+
+
+def test_ctrl_c_twice_in_an_answer_leaves_and_gives_the_cursor_back(chat, tmp_path):
+    (tmp_path / "long.txt").write_text("the river goes on and on " * 1500)
+    child = chat("--prefill-chunk", "2048", engine="mlx")
+    child.send(f"/read {tmp_path}/long.txt\r")
+    child.expect_exact("\x1b[?25lprefill")     # without a cursor
+    child.send(CTRL_C)
+    child.send(CTRL_C)
+    child.expect_exact("\x1b[?25h")
+    child.expect(pexpect.EOF)
+    child.close()
+    assert child.exitstatus == 130
+
+
 def test_a_window_may_change_its_size_at_the_prompt_and_in_an_answer(chat):
     child = chat("--power", "1", "--nothink")
     child.setwinsize(10, 30)

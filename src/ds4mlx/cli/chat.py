@@ -180,7 +180,7 @@ class Chat:
 
     async def _answer(self, view: "AnswerView") -> None:
         answer = await self.service.run(self._turn())
-        self._interrupt.answer = answer
+        self._interrupt.watch(answer)
         if answer.lowered_effort:
             self.tell(f"effort {self.dialogue.think} needs a larger context than {self.service.context} tokens; "
                       f"it is {answer.lowered_effort}")

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
 INTERRUPTED = 130
 SECOND_SIGNAL_S = 2.0
+CURSOR_AND_COLOURS = "\x1b[?25h\x1b[0m\n"   # as they were before a bar and a dim text
 
 
 class Interrupt:
@@ -24,6 +25,10 @@ class Interrupt:
         import asyncio
         asyncio.get_running_loop().add_signal_handler(signal.SIGINT, self)
 
+    def watch(self, answer: "Answer") -> None:
+        """The next signal is for this answer, however short a time ago another one was stopped."""
+        self.answer, self._at = answer, -SECOND_SIGNAL_S
+
     def again(self) -> bool:
         """Whether this is the second within two seconds."""
         now = time.monotonic()
@@ -33,5 +38,8 @@ class Interrupt:
     def __call__(self) -> None:
         if self.again() or self.answer is None:
             sys.stdout.flush()
+            if sys.stderr.isatty():
+                sys.stderr.write(CURSOR_AND_COLOURS)
+                sys.stderr.flush()
             os._exit(INTERRUPTED)  # the engine thread is inside a computation that nothing can stop
         self.answer.cancel("cancelled")

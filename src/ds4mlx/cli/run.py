@@ -79,7 +79,7 @@ async def _run(args: Namespace, settings: "Settings", body: "dict[str, Json]", t
     await service.start()
     try:
         answer = await _ask(args, service, body, text)
-        interrupt.answer = answer
+        interrupt.watch(answer)
         return await _show(answer, _writer(args, service.info.name), bar)
     finally:
         bar.close()
