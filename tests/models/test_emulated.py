@@ -6,9 +6,11 @@ import state
 
 from ds4mlx import ops
 from ds4mlx.config import Settings
+from ds4mlx.engine.mlx_decode import Decoder
 from ds4mlx.engine.mlx_engine import open_mlx
 from ds4mlx.engine.mlx_session import MLXSession
 from ds4mlx.engine.protocol import Row, Sampling
+from ds4mlx.models.deepseek_v4.state import Pools
 
 LIMIT = 5e-5    # in logits of deviation 2: float32 in another order, as for the references
 
@@ -81,6 +83,27 @@ def test_a_saved_and_a_rewound_session_go_on_as_the_oracle_says(session, expecte
     for each in (one, other):
         each.feed(ids[120:])
         np.testing.assert_allclose(each.logits(), expected["p130.logits"][-1], atol=LIMIT)
+
+
+def stepped(model, prompts, name):
+    """Logits of sessions that took prompts of these lengths by reference, after three steps together on `name`."""
+    pools = Pools(model.config, "none")
+    sessions, decoder = [MLXSession(model, 200, pools=pools) for _ in prompts], Decoder(model, pools, lookahead=False)
+    with ops.only("reference"):
+        for session, prompt in zip(sessions, prompts):
+            session.feed(prompt)
+    with ops.only(name, exact=True):
+        for token in (7, 8, 9):
+            decoder.decode([Row(session, Sampling(temperature=0.0), token, (token,)) for session in sessions])
+        return np.stack([session.logits() for session in sessions])
+
+
+def test_rows_of_all_lengths_step_together_on_kernels(load_oracle, expected):
+    """A window that is not full and one that is, groups of 4 and of 128 that end, rows to choose from and none."""
+    ids = expected["p300.input_ids"].tolist()
+    prompts = [ids[:2], ids[:126], ids[:157]]
+    found, wanted = (stepped(load_oracle(), prompts, name) for name in ("metal-emulated", "reference"))
+    np.testing.assert_allclose(found, wanted, atol=LIMIT)
 
 
 def test_the_tiny_model_says_the_same_through_the_engine(tiny_path):
