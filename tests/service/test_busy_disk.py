@@ -1,4 +1,6 @@
 """States on their way to disk and back hold up nobody who decodes, and lose nothing by what happens meanwhile."""
+import time
+
 import pytest
 from host import system, talk, user
 
@@ -82,7 +84,8 @@ def test_a_state_that_gives_way_waits_for_a_writer_that_is_busy(host, tmp_path):
     for text in texts[2:4]:
         running.ask(talk(user(text)), settle=False)     # one save is under way, the next one waits
     last = running.begin(talk(user(texts[4])))
-    while not any(slot.saving for slot in running.service.scheduler.slots):
+    deadline = time.monotonic() + 5
+    while not any(slot.saving for slot in running.service.scheduler.slots) and time.monotonic() < deadline:
         pass
     gate.opened.set()
     running.end(last)

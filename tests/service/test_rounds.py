@@ -145,8 +145,8 @@ def test_who_comes_back_at_once_finds_its_answer_kept(serving):
                 scheduler.submit(self.next)
             super().finish(fault)
 
-    scheduler, gate = serving(slots=4), Gate()
-    requests = [Chatty([n, n], bytes([n])) for n in (2, 3, 4)]      # they end in the same step
+    scheduler, gate = serving(lambda prompt: [7] * (10 - prompt[0]), slots=4), Gate()
+    requests = [Chatty([n, n], bytes([n])) for n in (2, 3, 4)]      # each one step later, they end in the same
     scheduler.stub.before_prefill = gate
     for request in requests:
         request.turns = 5
