@@ -5,6 +5,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from small_model import CONFIG
+from state import whole
 from talks import GREEDY, LENGTHS, Talk, bench
 
 from ds4mlx import ops
@@ -25,6 +26,16 @@ def test_every_row_says_what_it_says_alone(rows, turn, small):
         said, logits = small.alone(length, COUNT)
         assert talk.said == said
         np.testing.assert_allclose(talk.session.logits(), logits, atol=LIMIT)
+
+
+def test_steps_leave_the_state_that_a_prefill_of_the_same_tokens_leaves(small):
+    talks = [Talk(small.branch(length)) for length in (1, 13, 122, 2043)]
+    for _ in range(12):     # over the end of a page, and the first row of ratio 4 behind it
+        small.step(talks)
+    for talk in talks:
+        stepped, prefilled = whole(talk.session), whole(small.prefilled(talk.session.tokens))
+        for name in prefilled:
+            np.testing.assert_allclose(stepped[name], prefilled[name], atol=LIMIT, err_msg=name)
 
 
 def schedule(bench, rng, most_rows, steps=4):

@@ -2,6 +2,7 @@
 import numpy as np
 import pytest
 from small_model import CONFIG
+from state import whole
 from talks import Talk, bench
 
 from ds4mlx.engine.mlx_memory import page_bytes
@@ -39,15 +40,15 @@ def test_a_second_session_over_a_20k_prompt_costs_its_own_rows_only(own):
     assert pages.nbytes - held_bytes <= pages.capacity // 3 * sum(page_bytes(CONFIG, packed=False))     # grown by half
 
 
-def test_what_a_branch_says_is_what_a_session_of_its_own_would_say(small):
+def test_a_branch_and_its_origin_come_to_the_states_that_they_would_come_to_alone(small):
     prompt = tokens(2100)
-    first, second, alone = small.prefilled(prompt), small.open(), small.prefilled(prompt)
-    second.branch(first, 2100)
-    for i in range(3):      # by turns, so that each copies what it shares before it writes
-        for session in (first, second, alone):
-            session.feed(tokens(7, seed=session is first) if i else tokens(90, seed=session is first))
-    np.testing.assert_array_equal(second.logits(), alone.logits())
-    assert second.tokens == alone.tokens != first.tokens
+    shared, apart = [small.prefilled(prompt), small.open()], [small.prefilled(prompt), small.prefilled(prompt)]
+    shared[1].branch(shared[0], 2100)
+    for i in range(3):      # by turns, so that each would write over the other
+        for seed, session in enumerate([*shared, *apart]):
+            session.feed(tokens(33, seed=10 * i + seed % 2))
+    for ours, theirs in zip(map(whole, shared), map(whole, apart)):
+        assert all(np.array_equal(ours[name], theirs[name]) for name in theirs)
 
 
 def test_a_branch_takes_the_largest_mark_and_makes_it_its_own(small):
