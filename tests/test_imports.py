@@ -17,15 +17,15 @@ TABLE = {
     "gguf": BOTTOM, "text": BOTTOM, "chat": LEAF, "sessions": LEAF,
     "engine.protocol": BOTTOM,
     "models": LEAF | {"gguf", "ops"}, "ops": BOTTOM | {"gguf", "metal_kernels"},
-    "engine": LEAF | {"gguf", "models", "ops", "metal_kernels"},
+    "engine": LEAF | {"gguf", "models", "ops", "metal_kernels", "cuda_port"},
     "engine.stub": LEAF | {"engine.protocol", "gguf", "text"},  # its script may be written as text
     "quant": BOTTOM | {"gguf", "models", "text", ""},
     "service": BOTTOM | {"chat", "sessions", "text", "gguf", "engine.protocol", "engine.open"},
     "server": BOTTOM | {"chat", "service", "engine.protocol", "text.segments"},
     "tiny": LEAF | {"gguf", "text", "models", ""},
     "cli": BOTTOM | {"chat", "text", "sessions", "gguf", "models", "engine.protocol", "engine.open",
-                     "engine.mlx_importance", "engine.mlx_plan", "engine.mlx_kernels", "quant", "service", "server",
-                     "tiny", ""},
+                     "engine.mlx_importance", "engine.mlx_kernels", "engine.mlx_memory", "engine.mlx_plan", "quant",
+                     "service", "server", "tiny", ""},
     "notebook": BOTTOM | {"chat", "text", "gguf", "models", "engine", "service", "server", "tiny"},
     "__main__": {"cli"}, "": set(),
 }
@@ -33,7 +33,8 @@ TABLE = {
 GRAPH = ("graph", "attention", "indexer", "compressor", "hyper", "experts", "layers", "pages", "rope", "stacked",
          "state", "weights")
 MLX = ("ops", "notebook", "engine.mlx_", *(f"models.deepseek_v4.{part}" for part in GRAPH))
-HEAVY = {"mlx", "mlx_lm", "numpy", "tokenizers", "starlette", "hypercorn", "rich", "prompt_toolkit", "transformers", "asyncio", "ssl"}
+HEAVY = {"mlx", "mlx_lm", "numpy", "tokenizers", "starlette", "hypercorn", "rich", "prompt_toolkit", "transformers",
+         "asyncio", "ssl"}
 
 
 def module_name(path):

@@ -1,4 +1,5 @@
-"""`ds4mlx doctor --kernels`: tries every Metal kernel on this machine and writes a report that can be sent on."""
+"""`ds4mlx doctor`: whether a model will run on this machine. With --kernels it tries every Metal kernel and writes a
+report that can be sent on."""
 import json
 import sys
 from argparse import ArgumentParser, Namespace
@@ -15,6 +16,7 @@ from ds4mlx.errors import UsageError
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
 
+    from ds4mlx.cli.checkup import Finding
     from ds4mlx.engine.mlx_kernels import Difference, Implementation, Machine, Result
 
 REPORT = "ds4mlx-kernels-report.json"
@@ -24,15 +26,20 @@ EMULATOR = "--ops metal-emulated runs the same kernels in an emulator on any mac
 
 def add_parser(subparsers: "_SubParsersAction[ArgumentParser]") -> None:
     parser = subparsers.add_parser(
-        "doctor", allow_abbrev=False, help="try every Metal kernel on this machine",
-        description="Compiles every Metal kernel on this machine's GPU, compares it with the reference on the CPU, "
-                    "times it against the bandwidth of the chip, and writes a report. It takes some minutes and needs "
-                    "no model file.")
-    parser.add_argument("--kernels", action="store_true", help="try the kernels (the one examination there is)")
+        "doctor", allow_abbrev=False, help="look for what keeps a model from running here",
+        description="Device, memory, model file, disk, port and clients, with what to do where something is wrong. "
+                    "With --kernels: compiles every Metal kernel on this machine's GPU, compares it with the reference "
+                    "on the CPU, times it against the bandwidth of the chip, and writes a report; that takes some "
+                    "minutes and needs no model file.")
+    parser.add_argument("-m", "--model", metavar="FILE", help="GGUF file, or tiny (as for every command)")
+    parser.add_argument("-c", "--ctx", metavar="N", help="context that is to fit, in tokens (32768)")
+    parser.add_argument("--batched-session", metavar="N", help="slots that are to fit (1)")
+    parser.add_argument("--port", metavar="N", help="port that is to be free (8000)")
+    parser.add_argument("--kernels", action="store_true", help="try the kernels")
     parser.add_argument("--report", metavar="FILE", help=f"where the report goes ({REPORT})")
     parser.add_argument("--small", action="store_true", help="small sizes; always so in the emulator")
     parser.add_argument("--only", metavar="TEXT", default="", help="cases that have TEXT in their name")
-    parser.add_argument("--json", action="store_true", help="the report on standard output, instead of a table")
+    parser.add_argument("--json", action="store_true", help="findings or report as JSON, instead of a table")
     parser.add_argument("--ops", metavar="metal|metal-emulated", help="on the GPU or in the emulator (metal)")
     parser.add_argument("--config", metavar="FILE", help="TOML file of settings")
     parser.add_argument("--debug", action="store_true", help="show where an error came from")
@@ -40,10 +47,9 @@ def add_parser(subparsers: "_SubParsersAction[ArgumentParser]") -> None:
 
 
 def run(args: Namespace) -> int:
-    """0 if every case passed, else 1. Raises UsageError without Metal, or where a report is already."""
+    """0 if all is well, else 1. Raises UsageError without Metal, or where a report is already."""
     if not args.kernels:
-        raise UsageError("say what to examine: --kernels compiles every Metal kernel, compares it with the reference, "
-                         f"times it and writes {REPORT}")
+        return _examine(args)
     from ds4mlx.engine import mlx_kernels
     implementation = _implementation(settings_from(args).ops, mlx_kernels.has_metal())
     path = _free(Path(args.report or REPORT))
@@ -70,6 +76,29 @@ def run(args: Namespace) -> int:
                 print(f"\n{result.name}: FAILED, {_why(result)}")
     print(closing(len(results), failed, implementation, path), file=sys.stderr)
     return 1 if failed else 0
+
+
+def _examine(args: Namespace) -> int:
+    from ds4mlx.cli.checkup import examine
+    for option in ("report", "small", "only"):
+        if getattr(args, option):
+            raise UsageError(f"--{option} is for --kernels")
+    findings = list(examine(settings_from(args)))
+    if args.json:
+        print(json.dumps([asdict(finding) for finding in findings], ensure_ascii=False, indent=1))
+    else:
+        _print_findings(findings)
+    return int(any(finding.verdict == "wrong" for finding in findings))
+
+
+def _print_findings(findings: "Sequence[Finding]") -> None:
+    """Whole sentences, which a table would break."""
+    from ds4mlx.config import color_wanted
+    color = color_wanted("auto", sys.stdout.isatty())
+    for finding in findings:
+        style = {"ok": "\x1b[32m", "note": "\x1b[33m", "wrong": "\x1b[31m"}[finding.verdict]
+        verdict = f"{style}{finding.verdict:5}\x1b[0m" if color else f"{finding.verdict:5}"
+        print(f"{verdict}  {finding.what:8}  {finding.told}")
 
 
 def _implementation(ops: str, metal: bool) -> "Implementation":
