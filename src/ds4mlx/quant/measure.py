@@ -44,11 +44,10 @@ def compare(plan: Plan, name: str, existing: Path | None = None, threads: int | 
     block, sums, largest, blocks, different = BLOCK_TYPES[tensor.kind], np.zeros(4), 0.0, 0, 0
     theirs = _existing(existing, tensor) if existing is not None and existing.exists() else None
     for expert, start, values, encoded in _encoded(plan, tensor, threads):
-        error = dequantize(encoded, tensor.kind).astype(np.float64) - values
-        importance = plan.importance_of(tensor, expert)
-        column = smoothed(importance, values.shape[-1])
-        sums += [np.square(error).sum(), np.square(values, dtype=np.float64).sum(),
-                 (column * np.square(error)).sum(), (column * np.square(values, dtype=np.float64)).sum()]
+        error = dequantize(encoded, tensor.kind) - values
+        column = smoothed(plan.importance_of(tensor, expert), values.shape[-1])
+        lost, energy = (np.einsum("nk,nk->k", v, v, dtype=np.float64) for v in (error, values))  # of each column
+        sums += [lost.sum(), energy.sum(), column @ lost, column @ energy]
         largest, blocks = max(largest, float(np.abs(error).max())), blocks + encoded.size // block.bytes
         if theirs is not None:
             rows = theirs.reshape(len(tensor.parts), -1, encoded.shape[-1])[expert, start:][:len(encoded)]

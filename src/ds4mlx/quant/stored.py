@@ -27,7 +27,8 @@ def _e8m0() -> np.ndarray:
 
 E4M3: np.ndarray = _e4m3()  # f32 [256]
 E8M0: np.ndarray = _e8m0()  # f32 [256]
-_PAIRS = np.stack([E2M1[np.arange(256) & 15], E2M1[np.arange(256) >> 4]], axis=1)  # a byte -> two weights
+# A byte -> its two weights, as one number of 64 bits: gathered faster than rows of two are.
+_PAIRS = np.stack([E2M1[np.arange(256) & 15], E2M1[np.arange(256) >> 4]], axis=1).view(np.uint64)[:, 0]
 
 
 def plain(raw: np.ndarray, dtype: str) -> np.ndarray:
@@ -53,7 +54,7 @@ def fp8(codes: np.ndarray, scale: np.ndarray, first: int = 0) -> np.ndarray:
 
 def fp4(packed: np.ndarray, scale: np.ndarray) -> np.ndarray:
     """packed u8 [N, K / 2]; scale u8 E8M0 [N, K / 32]. Returns f32 [N, K]."""
-    weights = _PAIRS[packed].reshape(*scale.shape, FP4_GROUP)
+    weights = np.take(_PAIRS, packed, mode="clip").view(np.float32).reshape(*scale.shape, FP4_GROUP)
     weights *= E8M0[scale][..., None]
     return weights.reshape(len(packed), -1)
 
