@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ds4mlx.models.deepseek_v4.names import Expected
 
 CONTEXTS = (8192, 32768, 131072, 262144, 524288, 1048576)
-SESSIONS = (1, 4)
+SESSIONS = (1, 2, 4, 8, 16)
 
 
 def add_parser(subparsers: "_SubParsersAction[ArgumentParser]") -> None:
