@@ -59,7 +59,11 @@ misuse() {
     exit 2
 }
 gigabytes() { printf '%d.%d GB' $(($1 / 1000000000)) $(($1 / 100000000 % 10)); }
-bytes_of() { if [ -e "$1" ]; then echo $(($(wc -c <"$1"))); else echo 0; fi; }
+
+bytes_of() { # as GNU and busybox are asked, as BSD is, or by counting: 0 of a file that is not there
+    [ -e "$1" ] || { echo 0 && return; }
+    stat -L -c %s "$1" 2>/dev/null || stat -L -f %z "$1" 2>/dev/null || echo $(($(wc -c <"$1")))
+}
 
 # ---- what is asked for
 

@@ -1,6 +1,7 @@
 """`ds4mlx chat` with messages from a pipe: what each line does, and what goes where."""
 import io
 import json
+import os
 import re
 from types import SimpleNamespace
 
@@ -153,6 +154,24 @@ def test_statistics_and_help_go_to_standard_error(chat):
 def test_a_command_that_cannot_be_is_one_line_and_the_chat_goes_on(chat, line, told):
     result = chat(line, "on")
     assert result.code == 1 and told in result.err.splitlines()[0] and result.out == "on\n"
+
+
+def test_the_duty_cycle_is_set(chat):
+    assert "power: 50 %" in chat("/power 50").err
+
+
+def test_without_standard_input_there_is_nothing_to_say(start, tiny_path):
+    process = start("chat", "-m", tiny_path, "--engine", "stub", preexec_fn=lambda: os.close(0))
+    assert process.communicate(timeout=60) == ("", "") and process.returncode == 0
+
+
+def test_a_reader_that_leaves_ends_the_chat_without_a_traceback(start, tiny_path, tmp_path):
+    (tmp_path / "lines").write_text("one\n")
+    with open(tmp_path / "lines") as lines:
+        process = start("chat", "-m", tiny_path, "--engine", "stub", stdin=lines)
+    process.stdout.close()
+    process.wait(60)
+    assert "Traceback" not in process.stderr.read() and process.returncode == 1
 
 
 def test_a_path_is_no_command(chat):

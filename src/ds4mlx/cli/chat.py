@@ -87,6 +87,8 @@ def _dialogue(args: Namespace, settings: "Settings", kept: Path | None) -> "Dial
 
 
 async def _run(args: Namespace, settings: "Settings", dialogue: "Dialogue", kept: Path | None) -> int:
+    from io import BytesIO
+
     from ds4mlx.cli.chat_commands import COMMANDS
     from ds4mlx.cli.chat_input import Piped, Terminal
     from ds4mlx.cli.interrupt import Interrupt
@@ -95,7 +97,7 @@ async def _run(args: Namespace, settings: "Settings", dialogue: "Dialogue", kept
     interrupt.listen()
     terminal = sys.stdin is not None and sys.stdin.isatty()
     lines: Lines = Terminal(state_dir() / "history", [f"/{command.name}" for command in COMMANDS]) if terminal else \
-        Piped(sys.stdin.buffer if sys.stdin else open("/dev/null", "rb"))
+        Piped(sys.stdin.buffer if sys.stdin else BytesIO())
     chat = Chat(settings, dialogue, kept, interrupt, color=color_wanted(args.color, sys.stderr.isatty()),
                 reasoning=not args.hide_thinking and sys.stdout.isatty())
     await chat.open()
@@ -181,9 +183,6 @@ class Chat:
     async def _answer(self, view: "AnswerView") -> None:
         answer = await self.service.run(self._turn())
         self._interrupt.watch(answer)
-        if answer.lowered_effort:
-            self.tell(f"effort {self.dialogue.think} needs a larger context than {self.service.context} tokens; "
-                      f"it is {answer.lowered_effort}")
         async for event in answer:
             view.take(event)
 

@@ -86,8 +86,8 @@ async def _ctx(chat: Chatting, argument: str) -> None:
 
 
 async def _power(chat: Chatting, argument: str) -> None:
-    chat.service.scheduler.power = _setting("power", argument)
-    chat.tell(f"power: {argument} %")
+    power = chat.service.scheduler.power = _setting("power", argument)
+    chat.tell(f"power: {power} %")
 
 
 def _setting(name: str, value: str) -> int:
