@@ -71,6 +71,7 @@ def test_every_setting_is_the_same_from_flag_environment_and_file(toml, name):
     ("ctx", "many", "whole number"), ("ctx", "0", "from 1"), ("ctx", "1.5", "whole number"), ("temp", "nan", "number"),
     ("temp", "inf", "number"), ("top_p", "1.1", "from 0 to 1"), ("prefill_chunk", "100", "128"),
     ("port", "70000", "65535"),
+    ("batched_session", "17", "from 1 to 16"), ("mixed_prefill_quantum", "200", "multiple of 128"),
     ("prefill_chunk", "200", "multiple of 128"), ("kv_round", "half", "official, none"), ("cors", "maybe", "on or off"),
     ("seed", "-1", "from 0"), ("ctx", "9" * 5000, "whole number")])
 def test_a_wrong_value_is_refused_with_its_name_and_what_is_needed(name, text, needed):
