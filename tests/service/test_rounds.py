@@ -200,6 +200,18 @@ def test_what_outlasts_the_drain_time_is_given_up_in_all_slots(hold):
     assert all(isinstance(request.fault, Cancelled) for request in scheduler.held)
 
 
+def test_a_session_that_cannot_be_opened_costs_its_request(serving, ask):
+    class Full(Exception):
+        pass
+
+    scheduler = serving(slots=2)
+    opening, scheduler.stub.open = scheduler.stub.open, lambda context: (_ for _ in ()).throw(Full())
+    scheduler.slots[0] = scheduler.slots[1] = None      # as after a failure of the engine
+    assert isinstance(ask(scheduler, [2, 3]).fault, Full)
+    scheduler.stub.open = opening
+    assert ask(scheduler, [2, 3]).tokens == [7, 8, 1]
+
+
 # ---- an engine thread that hangs, or has ended
 
 def test_a_thread_that_hangs_is_told_once_and_nobody_waits_for_it(hold, ask, monkeypatch, caplog):

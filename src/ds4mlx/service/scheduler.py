@@ -235,19 +235,23 @@ class Scheduler:
                 if not self._queue or not idle:
                     return
                 request = self._queue[0]
-            number = self._chosen(request, idle)
             try:
-                slot = self.slots[number] = self.slots[number] or self._new_slot(number)
+                self._admitted(request, self._run_for(request, idle))
             except Exception as fault:
                 if self._admitted(request, None):
-                    log.exception("no session could be opened")
+                    log.exception("no slot could be given to a request")
+                    self._unprotect(request)
                     request.finish(fault)
-                continue
-            slot.used_at, slot.hints = time.monotonic(), request.hints
-            run = Run(request, slot, self._engine, lambda me=number: self._others(me), chunk=self.prefill_chunk,
-                      context=self.context)
-            self._let_follow(run)
-            self._admitted(request, run)
+
+    def _run_for(self, request: Request, idle: Sequence[int]) -> Run:
+        """Takes one of the idle slots."""
+        number = self._chosen(request, idle)
+        slot = self.slots[number] = self.slots[number] or self._new_slot(number)
+        slot.used_at, slot.hints = time.monotonic(), request.hints
+        run = Run(request, slot, self._engine, lambda: self._others(number), chunk=self.prefill_chunk,
+                  context=self.context)
+        self._let_follow(run)
+        return run
 
     def _let_follow(self, run: Run) -> None:
         """Agents send several requests that begin alike at once: what one of them is about to compute, the others wait
