@@ -1,5 +1,6 @@
 """`ds4mlx quantize` and `quantize imatrix` as a user runs them."""
 import json
+import signal
 import time
 
 import numpy as np
@@ -85,6 +86,15 @@ def test_a_killed_conversion_goes_on(ds4mlx, start, source, tmp_path):
     process.wait()
     assert ds4mlx("quantize", "--src", source, "--out", "m.gguf", "--resume").code == 0
     assert (tmp_path / "m.gguf").read_bytes() == (tmp_path / "whole.gguf").read_bytes()
+
+
+def test_an_interrupted_conversion_says_how_to_go_on(start, source, tmp_path):
+    process, done = start("quantize", "--src", source, "--out", "m.gguf"), tmp_path / "m.gguf.partial.done"
+    while process.poll() is None and not done.exists():
+        time.sleep(0.005)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130 and "--resume goes on" in err
 
 
 @pytest.mark.parametrize("flags, message", [

@@ -64,8 +64,12 @@ def run(args: Namespace) -> int:
         return _show(plan, args.json)
     if not (args.verify and out.exists() and not (args.overwrite or args.resume)):
         from ds4mlx.quant.conversion import convert
-        with _progress(plan) as progress:
-            convert(plan, out, resume=args.resume, overwrite=args.overwrite, threads=threads, progress=progress)
+        try:
+            with _progress(plan) as progress:
+                convert(plan, out, resume=args.resume, overwrite=args.overwrite, threads=threads, progress=progress)
+        except KeyboardInterrupt:
+            print(f"{out}: stopped; what is written stays, --resume goes on with it", file=sys.stderr)
+            raise
         print(f"{out}: {size(out.stat().st_size)}, {len(plan.tensors)} tensors", file=sys.stderr)
     if args.verify:
         from ds4mlx.quant.measure import verify

@@ -17,6 +17,7 @@ from ds4mlx.engine import mlx_memory
 from ds4mlx.gguf.reader import GGUF
 from ds4mlx.models.deepseek_v4 import names, weights
 from ds4mlx.models.deepseek_v4.experts import MoE
+from ds4mlx.models.deepseek_v4.layers import Chunk
 
 CHUNK_TOKENS = 512  # at most: logits of a chunk are computed too, and thrown away
 
@@ -45,7 +46,7 @@ class _Watched:
     def __init__(self, experts: MoE, inputs: Squares, middle: Squares) -> None:
         self.experts, self.inputs, self.middle = experts, inputs, middle
 
-    def __call__(self, x: mx.array, chunk: object) -> mx.array:
+    def __call__(self, x: mx.array, chunk: Chunk) -> mx.array:
         e = self.experts
         selected, weight = e.route(x, chunk.ids)
         mid = ops.expert_gate_up(x, selected, weight, e.experts_w1, e.experts_w3, e.config.swiglu_limit,
