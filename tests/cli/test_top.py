@@ -131,3 +131,17 @@ def test_on_a_terminal_the_picture_changes_until_ctrl_c(serve):
     child.expect(pexpect.EOF)
     child.close()
     assert child.exitstatus == 0
+
+
+@pytest.mark.filterwarnings("ignore:.*forkpty:DeprecationWarning")
+def test_a_server_that_goes_away_is_told_of_and_waited_for(tokenizer):
+    server = start(tokenizer, lambda prompt: [1])
+    try:
+        child = pexpect.spawn(sys.executable, ["-m", "ds4mlx", "top", server.url, "--interval", "0.1"], timeout=25,
+                              dimensions=(30, 160), encoding="utf-8", env=os.environ | {"TERM": "xterm"})
+        child.expect_exact("0 done")
+    finally:
+        stop(server)
+    child.expect_exact("is ds4mlx serve running there?")
+    child.expect_exact("s old")
+    child.close(force=True)
