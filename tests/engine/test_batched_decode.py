@@ -129,16 +129,28 @@ def test_a_step_writes_its_rows_in_place():
 def test_sessions_are_marked_read_and_taken_back_between_steps(lookahead):
     small = bench(lookahead=lookahead)
     talks = [Talk(small.branch(length)) for length in (15, 127)]
-    for _ in range(3):
+    for _ in range(4):
         small.step(talks)
         for talk in talks:
             talk.session.mark()
-    talk, said = talks[0], list(talks[0].said)
-    assert talk.session.rewind(16) == 16 and talk.session.tokens[15:] == said[:1]
-    talk.said = said[:2]
+    talk, other = talks
+    assert talk.session.rewind(16) == 16 and talk.session.tokens[15:] == talk.said[:1]
+    talk.said[1:] = [(talk.said[1] + 1) % CONFIG.vocab_size]
     small.step(talks)
     small.step(talks)
-    assert [talk.said[:4] for talk in talks] == [small.alone(15, 4)[0], small.alone(127, 5)[0][:4]]
+    stepped, prefilled = whole(talk.session), whole(small.prefilled(talk.session.tokens))
+    for name in prefilled:
+        np.testing.assert_allclose(stepped[name], prefilled[name], atol=LIMIT, err_msg=name)
+    assert other.said == small.alone(127, 6)[0]
+
+
+def test_a_session_that_stays_away_keeps_no_other_s_state_alive(small):
+    talks = [Talk(small.branch(length)) for length in (15, 127)]
+    for _ in range(2):
+        small.step(talks)
+    assert all(talk.session.place for talk in talks)
+    small.step(talks[:1])
+    assert talks[0].session.place and talks[1].session.place is None
 
 
 def test_another_token_than_the_sampled_one_can_be_fed():

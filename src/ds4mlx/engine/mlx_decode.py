@@ -96,8 +96,7 @@ class Decoder:
         if len(staying) == len(fed) == len(self._stacked):
             return self._stack.layers
         joining = [row.session for row in fed[len(staying):]]
-        for session in joining:
-            session.settle()
+        assert all(session.place is None for session in joining), "their caches are behind"
         parts = [mlx_stack.pick(self._stack.layers, staying)] if staying else []
         if joining:
             window = self._model.config.sliding_window
