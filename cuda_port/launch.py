@@ -43,8 +43,8 @@ def launch(kernel: "cp.RawKernel", grid: Size, block: Size, arguments: Sequence[
                          ctypes.pointer(attribute), int(_can_overlap()))
         code = _library().cuLaunchKernelEx(ctypes.byref(config), function, pointers, None)
     if code:
-        raise RuntimeError(f"launching {kernel.name} over {grid} blocks of {block} threads with {shared_bytes} bytes of "
-                           f"shared memory failed with driver error {code}")
+        raise RuntimeError(f"launching {kernel.name} over {grid} blocks of {block} threads with {shared_bytes} bytes "
+                           f"of shared memory failed with driver error {code}")
 
 
 def _c_value(argument: Argument) -> "ctypes.Structure | ctypes._SimpleCData":
@@ -63,6 +63,14 @@ def _library() -> ctypes.CDLL:
 @cache
 def _can_overlap() -> bool:
     return int(cp.cuda.Device().compute_capability) >= HOPPER
+
+
+@cache
+def shared_memory() -> tuple[int, int]:
+    """Bytes that a multiprocessor has, and that one block may ask for."""
+    attributes = cp.cuda.Device().attributes
+    of_block = attributes.get("MaxSharedMemoryPerBlockOptin") or attributes["MaxSharedMemoryPerBlock"]
+    return max(attributes["MaxSharedMemoryPerMultiprocessor"], of_block), of_block
 
 
 @cache

@@ -1,6 +1,6 @@
-// Weights of GGUF blocks. In their file's order any one of them can be asked for (`weight_at`); the kernels that count read
-// rows that dequantize.cu has arranged: of a row, first all codes, then all scales, so that 16 bytes are one aligned load.
-// A row keeps its bytes:
+// Weights of GGUF blocks. In their file's order any one of them can be asked for (`weight_at`); the kernels that count
+// read rows that dequantize.cu has arranged: of a row, first all codes, then all scales, so that 16 bytes are one
+// aligned load. A row keeps its bytes:
 //   Q8_0     codes, in runs of 64 as activations are (planes.cuh); f16 scales
 //   IQ2_XXS  groups of 32 weights: 4 rows of the codebook; signs of weights 8 o + i in bits 4 i + o, i < 7, and the
 //            scale in the last four; f16 scales
@@ -128,10 +128,15 @@ DEVICE u32 iq2_all_signs(u32 word) {
 // Bits 2 of nibbles: the signs of octet o out of iq2_all_signs().
 DEVICE u32 iq2_octet_signs(u32 all, int o) { return __funnelshift_l(all, all, (2 - o) & 31) & 0x44444444; }
 
-// The codebook in shared memory, once for each lane: no two lanes ever want the same bank. Entries are `pitch` bytes apart.
+// The codebook in shared memory, once for each lane: no two lanes ever want the same bank. Entries are `pitch` bytes
+// apart.
 DEVICE void fill_codebook(u8* codebook, int pitch) {
     for (int i = threadIdx.x; i < 256 * LANES; i += blockDim.x)
         *(u32*)(codebook + i / LANES * pitch + i % LANES * 4) = iq2_nibbles(IQ2_ROWS[i / LANES]);
+}
+
+DEVICE u32 codebook_entry(const u8* codebook, int row) {
+    return *(const u32*)(codebook + (row * (LANES * 4) + 4 * lane_id()));
 }
 
 #endif

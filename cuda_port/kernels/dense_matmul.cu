@@ -1,7 +1,7 @@
-// y[t, n] = sum_k x[t, k] W[n, k] for up to 16 vectors and several matrices that share them. Blocks stay: each takes tiles
-// of 16 rows in turn, shares a tile's K columns out among its groups of lanes and adds their parts up. Macros: K; VECTORS, at
-// most; HAS_Q8, HAS_F16; PHASES, in which K is covered where all of x does not fit into shared memory; DEPTH, ROUNDS (below).
-// `plain` is for all other shapes and types: macros KIND, K.
+// y[t, n] = sum_k x[t, k] W[n, k] for up to 16 vectors and several matrices that share them. Blocks stay: each takes
+// tiles of 16 rows in turn, shares a tile's K columns out among its groups of lanes and adds their parts up. Macros: K;
+// VECTORS, at most; HAS_Q8, HAS_F16; PHASES, in which K is covered where all of x does not fit into shared memory;
+// DEPTH, ROUNDS (below). `plain` is for all other shapes and types: macros KIND, K.
 #include "blocks.cuh"
 #include "matvec.cuh"
 
@@ -10,8 +10,8 @@
     KIND == KIND_Q8_0 ? K / 32 * 34 : KIND == KIND_MXFP4 ? K / 32 * 17 : \
     K / 256 * (KIND == KIND_Q2_K ? 84 : KIND == KIND_Q4_K ? 144 : 66)))
 
-// y[v, n] = W x[v / share]: of row n of matrix matrices[v] of a stack where there are any, of block v % groups of a matrix's
-// rows otherwise. One group of lanes a result, in float32.
+// y[v, n] = W x[v / share]: of row n of matrix matrices[v] of a stack where there are any, of block v % groups of a
+// matrix's rows otherwise. One group of lanes a result, in float32.
 KERNEL void plain(const float* x, const u8* w, const int* matrices, float* y, int rows, int share, int groups,
                   size_t count) {
     AWAIT_INPUTS();
@@ -98,8 +98,9 @@ KERNEL __launch_bounds__(THREADS, TILES_OF_TOKENS > 2 ? 1 : 2) void decode(const
                 int k = (ahead.part * SPLIT + split) * ahead.columns;
                 Ring to = {ring + in * SLICE_BYTES};
                 if (k < PART) {
-                    if (HAS_Q8 && (!HAS_F16 || ahead.columns == Q8_COLUMNS)) fetch_q8(to, ahead.rows, K, phase * PART + k);
-                    else fetch_f16(to, ahead.rows, phase * PART + k);
+                    k += phase * PART;
+                    if (HAS_Q8 && (!HAS_F16 || ahead.columns == Q8_COLUMNS)) fetch_q8(to, ahead.rows, K, k);
+                    else fetch_f16(to, ahead.rows, k);
                 }
                 if (++ahead.part == ahead.parts) {
                     ahead.part = 0;
@@ -110,7 +111,7 @@ KERNEL __launch_bounds__(THREADS, TILES_OF_TOKENS > 2 ? 1 : 2) void decode(const
             copies_end();
             in = in + 1 == DEPTH ? 0 : in + 1;
         };
-        for (int i = 0; i < DEPTH - 1; ++i) begin();
+        for (int i = 0; i < DEPTH; ++i) begin();
         if (phase == 0) AWAIT_INPUTS();
         else __syncthreads();
         for_blocks<TILES_OF_TOKENS == 1 ? 2 : 4>(
@@ -138,15 +139,16 @@ KERNEL __launch_bounds__(THREADS, TILES_OF_TOKENS > 2 ? 1 : 2) void decode(const
             float acc[TILES_OF_TOKENS][4] = {};
             if (HAS_Q8 && HAS_F16 || round == 0) now.locate(job, mine);
             for (int part = 0; now.tile < mine && part < now.parts; ++part) {
-                begin();
                 await_copies<DEPTH - 1>();
                 int k = (part * SPLIT + split) * now.columns;
                 Ring from = {ring + out * SLICE_BYTES};
                 out = out + 1 == DEPTH ? 0 : out + 1;
-                if (k >= PART) continue;
-                if (HAS_Q8 && (!HAS_F16 || now.columns == Q8_COLUMNS))
-                    consume_q8(acc, from, planes + k, PLANE, scales + k / BLOCK, PART / BLOCK, job.tokens);
-                else consume_f16(acc, from, halves + k, HALVES, job.tokens);
+                if (k < PART) {
+                    if (HAS_Q8 && (!HAS_F16 || now.columns == Q8_COLUMNS))
+                        consume_q8(acc, from, planes + k, PLANE, scales + k / BLOCK, PART / BLOCK, job.tokens);
+                    else consume_f16(acc, from, halves + k, HALVES, job.tokens);
+                }
+                begin();  // where the slice was that has just been read
             }
             float* sums = partial + round / ROUNDS % 2 * (ROUNDS * SUMS);
             keep_partial(acc, sums + round % ROUNDS * SUMS + group_id() * (VECTORS * 16), 16, job.tokens);

@@ -1,5 +1,5 @@
-// Rows of GGUF blocks: put in the order that blocks.cuh describes, or written out as floats or halves. One thread for eight
-// weights, or for a part of a block. Macros: KIND, WIDTH, OUT (float or __half), ARRANGED.
+// Rows of GGUF blocks: put in the order that blocks.cuh describes, or written out as floats or halves. One thread for
+// eight weights, or for a part of a block. Macros: KIND, WIDTH, OUT (float or __half), ARRANGED.
 #include "blocks.cuh"
 
 #define ROW_BYTES (WIDTH / BLOCK_WEIGHTS * BLOCK_BYTES)
@@ -51,7 +51,8 @@ KERNEL void arrange(const u8* from, u8* to, size_t bytes) {
         if (at == 0) to[row * ROW_BYTES + WIDTH / 2 + b] = from[i];
         else {
             int n = 2 * (at - 1), shift = n / 16 * 4;
-            to[row * ROW_BYTES + 16 * b + at - 1] = (codes[n % 16] >> shift & 15) | (codes[n % 16 + 1] >> shift & 15) << 4;
+            to[row * ROW_BYTES + 16 * b + at - 1] =
+                (codes[n % 16] >> shift & 15) | (codes[n % 16 + 1] >> shift & 15) << 4;
         }
 #else
         u8 value = from[i];

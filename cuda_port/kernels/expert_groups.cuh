@@ -4,9 +4,10 @@
 
 struct Tile { int expert, first, count; };
 
-// order: pairs, those of an expert next to one another, in no order of their own; place: where each pair is in it; table:
-// tiles of up to `size` pairs of one expert, `tiles` entries, the last of them empty. One block.
-KERNEL void group(const int* selected, int pairs, int experts, int size, int tiles, int* order, int* place, Tile* table) {
+// order: pairs, those of an expert next to one another, in no order of their own; place: where each pair is in it;
+// table: tiles of up to `size` pairs of one expert, `tiles` entries, the last of them empty. One block.
+KERNEL void group(const int* selected, int pairs, int experts, int size, int tiles, int* order, int* place,
+                  Tile* table) {
     __shared__ int count[MOST_EXPERTS], first[MOST_EXPERTS], tile[MOST_EXPERTS + 1];
     for (int e = threadIdx.x; e < experts; e += blockDim.x) count[e] = 0;
     AWAIT_INPUTS();

@@ -1,6 +1,7 @@
 // Few tokens. Eight groups of lanes, a team, take some rows of all matrices; a block is two teams. One of them begins
 // with the shared expert, whose bytes are many and easy, the other with the routed ones, whose decoding is work: so the
-// two overlap. Macros: KIND of the routed experts, WIDTH (columns), ROWS, SLOTS, MOST (tokens at a time).
+// two overlap. Macros: KIND of the routed experts, WIDTH (columns), ROWS, SLOTS, MOST (tokens at a time),
+// WIDE_CODEBOOK.
 
 #define THREADS 512
 #define TEAM 8                                                       // groups of lanes
@@ -17,12 +18,12 @@
 
 extern __shared__ __align__(16) u8 memory[];
 
-// Shared memory is dealt out in turn; the codebook lies where its address ends in 16 zeros.
-DEVICE u8* codebook_place() {
-#if defined(__CUDA_ARCH__) && HAS_CODEBOOK
+// What comes after `front` in shared memory: the codebook, where its address ends in 16 zeros if it is a wide one.
+DEVICE u8* codebook_place(u8* front) {
+#if WIDE_CODEBOOK
     return memory + (CODEBOOK_BYTES - (u32)__cvta_generic_to_shared(memory));
 #else
-    return memory;
+    return front;
 #endif
 }
 
@@ -59,7 +60,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     int* experts = (int*)(scales + MOST * BLOCKS);
     int* fields = experts + (MOST * SLOTS + 3) / 4 * 4;
     u8* planes = (u8*)(fields + MOST * FIELD_SUMS);
-    u8* routed = HAS_CODEBOOK ? codebook_place() + CODEBOOK_BYTES : planes + 2 * MOST * PLANE;
+    u8* book = codebook_place(planes + 2 * MOST * PLANE);
+    u8* routed = book + HAS_CODEBOOK * CODEBOOK_BYTES;
     int stride = gridDim.x * 2;
     Slice next;
     LET_NEXT_BEGIN();
@@ -70,8 +72,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     int unit = (int)blockIdx.x * 2 + team;
     bool fetched = team == 0 && unit * UNIT < ROWS && warp < SLICES;
     if (fetched) fetch_q8(next, shared_of(unit), WIDTH, warp * Q8_COLUMNS);
-    if (HAS_CODEBOOK) fill_codebook(codebook_place(), 256);
-    Codebook codebook(codebook_place());
+    if (HAS_CODEBOOK) fill_codebook(book, CODEBOOK_PITCH);
+    Codebook codebook(book);
     AWAIT_INPUTS();
     for (int start = 0; start < tokens; start += MOST) {
         int count = min(MOST, tokens - start), pairs = count * SLOTS;
@@ -89,7 +91,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         for (int i = threadIdx.x; i < pairs; i += THREADS) experts[i] = selected[start * SLOTS + i];
         __syncthreads();
         auto common = [&](int u) {
-            shared_rows(shared_of(u), planes, scales, BLOCKS, shared_sums + warp * (MOST * UNIT * 2), count, next, fetched);
+            float* to = shared_sums + warp * (MOST * UNIT * 2);
+            shared_rows(shared_of(u), planes, scales, BLOCKS, to, count, next, fetched);
             fetched = false;
         };
         auto chosen = [&](int u) {
@@ -170,7 +173,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     int* experts = (int*)(scales + MOST * VECTORS * BLOCKS);
     int* fields = experts + (MOST * SLOTS + 3) / 4 * 4;
     u8* planes = (u8*)(fields + MOST * SLOTS * FIELD_SUMS);
-    u8* routed = HAS_CODEBOOK ? codebook_place() + CODEBOOK_BYTES : planes + 2 * MOST * PLANE;
+    u8* book = codebook_place(planes + 2 * MOST * PLANE);
+    u8* routed = book + HAS_CODEBOOK * CODEBOOK_BYTES;
     int stride = gridDim.x * 2;
     Slice next;
     LET_NEXT_BEGIN();
@@ -178,8 +182,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     int unit = (int)blockIdx.x * 2 + team;
     bool fetched = team == 0 && unit * UNIT < ROWS && warp < SLICES;
     if (fetched) fetch_q8(next, shared_of(unit), WIDTH, warp * Q8_COLUMNS);
-    if (HAS_CODEBOOK) fill_codebook(codebook_place(), 256);
-    Codebook codebook(codebook_place());
+    if (HAS_CODEBOOK) fill_codebook(book, CODEBOOK_PITCH);
+    Codebook codebook(book);
     AWAIT_INPUTS();
     for (int start = 0; start < tokens; start += MOST) {
         int count = min(MOST, tokens - start);
@@ -192,14 +196,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                           u8* high = routed + 2 * pair * WIDTH;
                           u8* to = planes + 2 * t * PLANE + b * BLOCK + plane_offset(lane);
                           if (slot == SLOTS) *(Duo*)to = o.high, *(Duo*)(to + PLANE) = o.low;
-                          else store_octet<KIND>(o, b * (BLOCK / 8) + lane, high, high + WIDTH, fields + pair * FIELD_SUMS);
+                          else store_octet<KIND>(o, b * (BLOCK / 8) + lane, high, high + WIDTH,
+                                                 fields + pair * FIELD_SUMS);
                           if (lane == 0) scales[i] = o.scale;
                       });
         for (int i = threadIdx.x; i < count * SLOTS; i += THREADS) experts[i] = selected[start * SLOTS + i];
         __syncthreads();
         auto common = [&](int u) {
-            shared_rows(shared_of(u), planes, scales + SLOTS * BLOCKS, VECTORS * BLOCKS, shared_sums + warp * (MOST * UNIT),
-                        count, next, fetched);
+            float* to = shared_sums + warp * (MOST * UNIT);
+            shared_rows(shared_of(u), planes, scales + SLOTS * BLOCKS, VECTORS * BLOCKS, to, count, next, fetched);
             fetched = false;
         };
         auto chosen = [&](int u) {
@@ -215,8 +220,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             for (int t = 0, slot = turn; t < count;) {
                 int pair = t * SLOTS + slot, vector = t * VECTORS + slot, of = t;
                 Inputs<KIND> in;
-                load_inputs<KIND>(in, routed + 2 * pair * WIDTH, routed + (2 * pair + 1) * WIDTH, fields + pair * FIELD_SUMS,
-                                  scales + vector * BLOCKS, segment * LANES + lane);
+                load_inputs<KIND>(in, routed + 2 * pair * WIDTH, routed + (2 * pair + 1) * WIDTH,
+                                  fields + pair * FIELD_SUMS, scales + vector * BLOCKS, segment * LANES + lane);
                 Piece<KIND> now[EACH];
 #pragma unroll
                 for (int r = 0; r < EACH; ++r) now[r] = ahead[r];

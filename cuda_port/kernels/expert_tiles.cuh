@@ -1,6 +1,7 @@
-// Many tokens: pairs (token, slot) sorted by expert and cut into tiles, of which a block multiplies one by some rows of its
-// expert on units for tiles of halves. Weights are decoded into the registers that multiply them. A block is eight groups
-// of lanes, each has all vectors of the tile and rows of its own. Macros: KIND, WIDTH, ROWS, SLOTS, M (of 16 vectors each).
+// Many tokens: pairs (token, slot) sorted by expert and cut into tiles, of which a block multiplies one by some rows of
+// its expert on units for tiles of halves. Weights are decoded into the registers that multiply them. A block is eight
+// groups of lanes, each has all vectors of the tile and rows of its own. Macros: KIND, WIDTH, ROWS, SLOTS, M (of 16
+// vectors each).
 
 #define THREADS 256
 #define VECTORS (16 * M)
@@ -68,8 +69,8 @@ extern __shared__ __align__(16) u8 memory[];
 #if GATE_UP
 // mid[place] = weight swiglu(W1 x, W3 x), in the order of places.
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
-    gate_up_tiles(const __half* x, const int* order, const Tile* table, const float* weight, const u8* gate, const u8* up,
-                  float limit, __half* mid) {
+    gate_up_tiles(const __half* x, const int* order, const Tile* table, const float* weight, const u8* gate,
+                  const u8* up, float limit, __half* mid) {
     __shared__ int from[VECTORS];
     if (HAS_CODEBOOK) fill_codebook(memory, LANES * 4);
     AWAIT_INPUTS();
@@ -96,7 +97,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
                 float v[2];
                 for (int n = 0; n < 2; ++n)
                     v[n] = by * swiglu(acc[m][j][2 * h + n] * (1 / UP), acc[m][j + 2][2 * h + n] * (1 / UP), limit);
-                *(__half2*)(mid + (size_t)(tile.first + at) * ROWS + row + 8 * j + 2 * q) = __floats2half2_rn(v[0], v[1]);
+                __half* to = mid + (size_t)(tile.first + at) * ROWS + row + 8 * j + 2 * q;
+                *(__half2*)to = __floats2half2_rn(v[0], v[1]);
             }
         }
 }

@@ -1,5 +1,6 @@
 // Sixteen rows of a matrix times up to 4 vectors a tile of C, some columns at a time. Weights are A, both planes of the
-// vectors the columns of B. Lane l = 4 g + q reads 16-byte pieces of rows g and g + 8; its results are those of vector q.
+// vectors the columns of B. Lane l = 4 g + q reads 16-byte pieces of rows g and g + 8; its results are those of vector
+// q.
 #ifndef DS4_MATVEC
 #define DS4_MATVEC
 #include "planes.cuh"
@@ -56,8 +57,8 @@ DEVICE void fetch_f16(To& s, Rows rows, int k) {
     s.put(3, rows.second + at + 64);
 }
 
-// acc[tile][0, 2] += of rows g, g + 8. planes: of column k, rows `pitch` bytes apart, high and low of vector 0, of vector 1
-// and so on; scale: of vector 0's block, `scale_pitch` floats apart; vectors past `count` are zero.
+// acc[tile][0, 2] += of rows g, g + 8. planes: of column k, rows `pitch` bytes apart, high and low of vector 0, of
+// vector 1 and so on; scale: of vector 0's block, `scale_pitch` floats apart; vectors past `count` are zero.
 template <int TILES, class From>
 DEVICE void consume_q8(float (&acc)[TILES][4], const From& s, const u8* planes, int pitch, const float* scale,
                        int scale_pitch, int count) {

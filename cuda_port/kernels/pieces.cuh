@@ -1,5 +1,5 @@
-// What one lane multiplies of a row of an expert: 16 bytes of arranged codes (64 weights of two bits, or 32 of four) with
-// activations in planes, in integers. The same activations serve many rows, so a lane keeps them in registers.
+// What one lane multiplies of a row of an expert: 16 bytes of arranged codes (64 weights of two bits, or 32 of four)
+// with activations in planes, in integers. The same activations serve many rows, so a lane keeps them in registers.
 #ifndef DS4_PIECES
 #define DS4_PIECES
 #include "blocks.cuh"
@@ -41,22 +41,28 @@ struct __align__(16) Inputs {
     float scale;
 };
 
-// The codebook as pieces read it: entries 256 bytes apart, at an address in shared memory whose last 16 bits are none, so
-// that one byte of a word and the lane make an address in one instruction.
-#define CODEBOOK_BYTES 65536
+// The codebook as pieces read it. Where there is room its entries are 256 bytes apart, at an address in shared memory
+// that ends in 16 zeros: then one byte of a word and the lane make an address in one instruction. Macro WIDE_CODEBOOK.
+#if WIDE_CODEBOOK
+#define CODEBOOK_PITCH 256
 struct Codebook {
     u32 mine;  // this lane's part of the first entry
     DEVICE explicit Codebook(const u8* at) : mine((u32)__cvta_generic_to_shared(at) + 4 * lane_id()) {}
     DEVICE u32 nibbles(u32 rows, int o) const {
-#if defined(__CUDA_ARCH__)
         u32 v;
         asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(bytes_of(rows, mine, 0x7604 + (o << 4))));
         return v;
-#else
-        return iq2_nibbles(IQ2_ROWS[rows >> 8 * o & 255]);
-#endif
     }
 };
+#else
+#define CODEBOOK_PITCH (LANES * 4)
+struct Codebook {
+    const u8* at;
+    DEVICE explicit Codebook(const u8* at) : at(at) {}
+    DEVICE u32 nibbles(u32 rows, int o) const { return codebook_entry(at, rows >> 8 * o & 255); }
+};
+#endif
+#define CODEBOOK_BYTES (256 * CODEBOOK_PITCH)
 
 // Where a plane that pieces read has the octet of activations 8 o ...: 16 bytes of each lane side by side.
 template <int FORMAT>

@@ -1,6 +1,7 @@
-// Activations as 16-bit integers in two planes of bytes: x = scale (256 high + low), one scale for 256 of them. Products
-// with 8-bit weights are then exact in integers, on units that multiply bytes: a vector's two planes are two rows of a
-// 16 x 32 tile, so the second costs nothing where fewer than 9 vectors are multiplied. The error is 2^-16 of the largest.
+// Activations as 16-bit integers in two planes of bytes: x = scale (256 high + low), one scale for 256 of them.
+// Products with 8-bit weights are then exact in integers, on units that multiply bytes: a vector's two planes are two
+// rows of a 16 x 32 tile, so the second costs nothing where fewer than 9 vectors are multiplied. The error is 2^-16 of
+// the largest.
 #ifndef DS4_PLANES
 #define DS4_PLANES
 #include "mma.cuh"
@@ -13,6 +14,10 @@
 #else
 #define LET_NEXT_BEGIN()
 #define AWAIT_INPUTS()
+#endif
+
+#if defined(__HIP__)
+#define __grid_constant__
 #endif
 
 #define BLOCK 256             // activations of one scale
@@ -64,14 +69,14 @@ DEVICE float half_bits(u32 bits) {
 DEVICE void copy16(void* to, const void* from) {
 #if DS4_MMA_PTX
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;"
-                 :: "r"((u32)__cvta_generic_to_shared(to)), "l"(from));
+                 :: "r"((u32)__cvta_generic_to_shared(to)), "l"(from) : "memory");
 #else
     *(Quad*)to = *(const Quad*)from;
 #endif
 }
 DEVICE void copy8(void* to, const void* from) {
 #if DS4_MMA_PTX
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" :: "r"((u32)__cvta_generic_to_shared(to)), "l"(from));
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" :: "r"((u32)__cvta_generic_to_shared(to)), "l"(from) : "memory");
 #else
     *(Duo*)to = *(const Duo*)from;
 #endif
@@ -122,8 +127,8 @@ DEVICE int dot4_unsigned(u32 a, u32 b, int sum) {
 #endif
 }
 
-// c += a b over bytes: a 16 x 32, b 32 x 8. Lane l = 4 g + q holds of A bytes 4q .. 4q + 3 of rows g, g + 8, and again at
-// 16 + 4q; of B the same of column g; of C what mma() holds.
+// c += a b over bytes: a 16 x 32, b 32 x 8. Lane l = 4 g + q holds of A bytes 4q .. 4q + 3 of rows g, g + 8, and again
+// at 16 + 4q; of B the same of column g; of C what mma() holds.
 DEVICE void mma_bytes(int (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
 #if DS4_MMA_PTX
     asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
@@ -143,8 +148,8 @@ DEVICE void mma_bytes(int (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
 #endif
 }
 
-// Where the eight activations 8 octet ... of a row lie in a plane: in runs of 64, those that one lane multiplies together
-// are neighbours, so that 16 bytes serve it for two blocks of 32.
+// Where the eight activations 8 octet ... of a row lie in a plane: in runs of 64, those that one lane multiplies
+// together are neighbours, so that 16 bytes serve it for two blocks of 32.
 DEVICE int plane_offset(int octet) { return octet / 8 * 64 + octet % 4 * 16 + octet / 4 % 2 * 8; }
 
 DEVICE u32 four_bytes(int a, int b, int c, int d) {
@@ -173,8 +178,8 @@ DEVICE Octets encode(const float (&v)[8]) {
                   most * (1 / MOST_CODE), sum};
 }
 
-// keep(i, v) for blocks of 256 activations i < count, read at from(i), shared out among groups of lanes; v: a lane's eight.
-// Several blocks are on their way at once, for each takes as long as memory is far.
+// keep(i, v) for blocks of 256 activations i < count, read at from(i), shared out among groups of lanes; v: a lane's
+// eight. Several blocks are on their way at once, for each takes as long as memory is far.
 template <int AHEAD, class From, class Keep>
 DEVICE void for_blocks(int count, From from, Keep keep) {
     int lane = lane_id(), groups = blockDim.x / LANES;

@@ -1,6 +1,6 @@
-// What one lane decodes of a row of an expert for tiles of halves: 128 columns, in octets that are a column of B (mma.cuh).
-// Lane l = 4 g + q has row g and, of each 32 columns, octet q. Weights come out UP times too large, away from the
-// smallest halves.
+// What one lane decodes of a row of an expert for tiles of halves: 128 columns, in octets that are a column of B
+// (mma.cuh). Lane l = 4 g + q has row g and, of each 32 columns, octet q. Weights come out UP times too large, away
+// from the smallest halves.
 #ifndef DS4_STRIPS
 #define DS4_STRIPS
 #include "pieces.cuh"
@@ -67,7 +67,7 @@ DEVICE void octet(u32 (&w)[4], const Strip<FORMAT>& s, int step, int i, const u8
     if (FORMAT == KIND_IQ2_XXS) {
         int from = (lane & ~3) + i;
         u32 rows = lane_get(s.codes[0], from), signs = lane_get(s.codes[1], from);
-        u32 which = *(const u32*)(codebook + ((rows >> 8 * q & 255) * (LANES * 4) + 4 * lane)) | iq2_octet_signs(signs, q);
+        u32 which = codebook_entry(codebook, rows >> 8 * q & 255) | iq2_octet_signs(signs, q);
         // The halves 8, 25, 43 and their negatives, by byte.
         u32 low0 = bytes_of(0x00604000, 0x00604000, which), low1 = bytes_of(0x00604000, 0x00604000, which >> 16);
         u32 high0 = bytes_of(0x00514e48, 0x00d1cec8, which), high1 = bytes_of(0x00514e48, 0x00d1cec8, which >> 16);
@@ -94,9 +94,11 @@ DEVICE void octet(u32 (&w)[4], const Strip<FORMAT>& s, int step, int i, const u8
         } else {
             q4_words(s.scales + 1, step % 2 * 4 + i, &scale, &least);
             d = s.scales[0];
-            first = s.codes[i / 2 * 2] >> i % 2 * 4 & 0x0f0f0f0f, second = s.codes[i / 2 * 2 + 1] >> i % 2 * 4 & 0x0f0f0f0f;
+            first = s.codes[i / 2 * 2] >> i % 2 * 4 & 0x0f0f0f0f;
+            second = s.codes[i / 2 * 2 + 1] >> i % 2 * 4 & 0x0f0f0f0f;
         }
-        __half2 by = __float2half2_rn(half_bits(d) * UP * scale), minus = __float2half2_rn(half_bits(d >> 16) * -UP * least);
+        __half2 by = __float2half2_rn(half_bits(d) * UP * scale);
+        __half2 minus = __float2half2_rn(half_bits(d >> 16) * -UP * least);
         affine(w, first, by, minus);
         affine(w + 2, second, by, minus);
     }

@@ -1,4 +1,4 @@
-"""y = x W^T over matrices in their GGUF blocks: for a few vectors straight from the blocks, for many by the vendor's GEMM."""
+"""y = x W^T over matrices in their GGUF blocks: a few vectors straight from the blocks, many by the vendor's GEMM."""
 import ctypes
 from dataclasses import dataclass
 from functools import cache
@@ -8,7 +8,7 @@ import numpy as np
 
 from ds4mlx.cuda_port.build import Defines, kernel
 from ds4mlx.cuda_port.device import cupy as cp
-from ds4mlx.cuda_port.launch import launch, processors
+from ds4mlx.cuda_port.launch import launch, processors, shared_memory
 from ds4mlx.cuda_port.ops.dequantize import dequantize, to_half
 from ds4mlx.cuda_port.scratch import take
 from ds4mlx.cuda_port.weight import Weight
@@ -20,15 +20,16 @@ THREADS, WARPS = 512, 16
 BLOCK = 256                 # activations of one scale
 TILE_ROWS = 16              # of a matrix
 SLICE_COLUMNS, SLICE_BYTES = 128, 32 * 80  # of a tile, for a group of lanes
-SHARED_BYTES = 228 * 1024   # of a multiprocessor; each block takes 1 KB for itself
+BLOCK_OWN_BYTES = 1024      # of shared memory, that each block takes for itself
 SLAB_WEIGHTS = 1 << 26      # decoded at a time for GEMM
 
 
 class _Job(ctypes.Structure):
     """`struct Job` of dense_matmul.cu."""
     _fields_ = [("weights", ctypes.c_void_p * MATRICES), ("out", ctypes.c_void_p * MATRICES),
-                ("kinds", ctypes.c_int * MATRICES), ("rows", ctypes.c_int * MATRICES), ("ends", ctypes.c_int * MATRICES),
-                ("count", ctypes.c_int), ("tokens", ctypes.c_int), ("groups", ctypes.c_int)]
+                ("kinds", ctypes.c_int * MATRICES), ("rows", ctypes.c_int * MATRICES),
+                ("ends", ctypes.c_int * MATRICES), ("count", ctypes.c_int), ("tokens", ctypes.c_int),
+                ("groups", ctypes.c_int)]
 
 
 def dense(x: "cp.ndarray", weights: list[Weight], out: list["cp.ndarray"], groups: int = 1,
@@ -36,8 +37,8 @@ def dense(x: "cp.ndarray", weights: list[Weight], out: list["cp.ndarray"], group
     """out[i] = x W_i^T.
 
     x f32 [T, K] for matrices of [N_i, K]; out f32 [T, N_i]. With `groups` G, x is [T, G K], and G consecutive blocks of
-    N_i / G rows apply to K columns each. Up to 16 tokens x has 16 bits (1e-5 of y); beyond, x and W are rounded to halves
-    (1e-3 of y), with `quality` they are float32.
+    N_i / G rows apply to K columns each. Up to 16 tokens x has 16 bits (3e-5 of y); beyond, x and W are rounded to
+    halves (3e-4 of y), with `quality` they are float32.
     """
     pairs = list(zip(weights, out, strict=True))
     if x.shape[0] > DECODE_TOKENS:
@@ -79,17 +80,25 @@ def plain(x: "cp.ndarray", w: Weight, out: "cp.ndarray", matrices: "cp.ndarray |
 def _fits(w: Weight, groups: int) -> bool:
     """Whether `decode` takes it."""
     rows, width = w.shape
-    return (w.kind == "F16" or w.kind == "Q8_0" and w.arranged) and width % BLOCK == 0 and rows // groups % TILE_ROWS == 0
+    readable = w.kind == "F16" or w.kind == "Q8_0" and w.arranged
+    return readable and width % BLOCK == 0 and rows // groups % TILE_ROWS == 0
 
 
 def _decode(x: "cp.ndarray", pairs: list[tuple[Weight, "cp.ndarray"]], groups: int) -> None:
+    k, kinds = pairs[0][0].shape[1], frozenset(w.kind for w, _ in pairs)
+    form = _Form.of(k, x.shape[0], kinds)
+    for start in range(0, x.shape[0], form.vectors):
+        part = slice(start, start + form.vectors)
+        _launch(x[part], [(w, y[part]) for w, y in pairs], groups, _Form.of(k, len(x[part]), kinds))
+
+
+def _launch(x: "cp.ndarray", pairs: list[tuple[Weight, "cp.ndarray"]], groups: int, form: "_Form") -> None:
     job, tiles = _Job(count=len(pairs), tokens=x.shape[0], groups=groups), 0
     for i, (w, y) in enumerate(pairs):
         rows = w.shape[0] // groups
         tiles += rows // TILE_ROWS
         job.weights[i], job.out[i], job.kinds[i] = w.raw.data.ptr, y.data.ptr, BLOCK_TYPES[w.kind].type_id
         job.rows[i], job.ends[i] = rows, tiles
-    form = _Form.of(pairs[0][0].shape[1], x.shape[0], frozenset(w.kind for w, _ in pairs))
     blocks = min(-(-tiles // form.together), max(1, form.blocks * processors() // groups))
     launch(kernel("dense_matmul", "decode", form.defines, form.shared_bytes), (blocks, groups), (THREADS,), [x, job],
            form.shared_bytes)
@@ -99,6 +108,7 @@ def _decode(x: "cp.ndarray", pairs: list[tuple[Weight, "cp.ndarray"]], groups: i
 class _Form:
     """How `decode` is launched."""
     defines: Defines
+    vectors: int        # at most
     together: int       # tiles that a block works on at a time
     shared_bytes: int
     blocks: int         # of a multiprocessor
@@ -106,19 +116,30 @@ class _Form:
     @classmethod
     @cache
     def of(cls, k: int, tokens: int, kinds: frozenset[str]) -> Self:
+        """For as many of the tokens as shared memory holds at a time."""
         vectors = 1 << (tokens - 1).bit_length()
-        q8, f16, rounds = "Q8_0" in kinds, "F16" in kinds, max(1, 4 // vectors)
-        for depth, phases, blocks in ((2, 1, 2), (3, 1, 1), (2, 1, 1), (2, 2, 1), (2, 4, 1), (2, 8, 1)):
-            part = k // phases
-            planes = vectors * (q8 * 2 * (part + 64) + f16 * 2 * (2 * part + 64) + part // BLOCK * 4)
-            shared = depth * WARPS * SLICE_BYTES + planes + 2 * rounds * WARPS * vectors * TILE_ROWS * 4
-            if k % (phases * BLOCK) == 0 and blocks * (shared + 1024) <= SHARED_BYTES and (blocks == 1 or vectors <= 8):
-                break
-        else:
-            raise AssertionError(f"no way to hold {tokens} vectors of {k}")
+        while vectors:
+            for depth, phases, blocks in ((2, 1, 2), (3, 1, 1), (2, 1, 1), (2, 2, 1), (2, 4, 1), (2, 8, 1)):
+                form = cls._with(k, vectors, kinds, depth, phases, blocks)
+                if form.fits(k, phases):
+                    return form
+            vectors //= 2
+        raise AssertionError(f"no room for a vector of {k}")
+
+    @classmethod
+    def _with(cls, k: int, vectors: int, kinds: frozenset[str], depth: int, phases: int, blocks: int) -> Self:
+        q8, f16, rounds, part = "Q8_0" in kinds, "F16" in kinds, max(1, 4 // vectors), k // phases
+        planes = vectors * (q8 * 2 * (part + 64) + f16 * 2 * (2 * part + 64) + part // BLOCK * 4)
+        shared = depth * WARPS * SLICE_BYTES + planes + 2 * rounds * WARPS * vectors * TILE_ROWS * 4
         defines = (("PLAIN", 0), ("K", k), ("VECTORS", vectors), ("HAS_Q8", int(q8)), ("HAS_F16", int(f16)),
                    ("PHASES", phases), ("DEPTH", depth), ("ROUNDS", rounds))
-        return cls(defines, WARPS // min(part // SLICE_COLUMNS, WARPS), shared, blocks)
+        return cls(defines, vectors, WARPS // max(1, min(part // SLICE_COLUMNS, WARPS)), shared, blocks)
+
+    def fits(self, k: int, phases: int) -> bool:
+        of_processor, of_block = shared_memory()
+        few = self.blocks == 1 or self.vectors <= 8  # registers
+        return (few and k % (phases * BLOCK) == 0 and self.shared_bytes <= of_block
+                and self.blocks * (self.shared_bytes + BLOCK_OWN_BYTES) <= of_processor)
 
 
 def many(x: "cp.ndarray", w: Weight, out: "cp.ndarray", groups: int = 1) -> None:

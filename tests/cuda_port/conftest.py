@@ -11,7 +11,7 @@ from ds4mlx.text.segments import CONTROL_LITERALS
 
 ORACLE = Path(__file__).parents[1] / "oracle"
 KINDS = {np.dtype(np.float16): "F16", np.dtype(np.float32): "F32", np.dtype(np.int32): "I32"}
-NEED_CARD = ("test_cuda_ops.py", "test_cuda_oracle.py", "test_cuda_engine.py")
+NEED_CARD = ("test_cuda_ops.py", "test_cuda_oracle.py", "test_cuda_engine.py", "test_cuda_products.py")
 
 
 def has_card() -> bool:
