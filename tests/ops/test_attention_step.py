@@ -150,7 +150,8 @@ def test_long_histories_are_split_unless_there_are_many(step, positions, ratio, 
 @pytest.mark.parametrize("sequences", [1, 2, 5, 16])
 def test_many_companies(step, rng, sequences, page_rows, heads, emulated):
     for ratio, k in [(0, 0), (4, 0), (4, 64), (4, 512), (128, 0)]:
-        s = step(rng.choice([*BORDERS, 8191, 20000], sequences), ratio, k, heads, size=512, page_rows=page_rows)
+        positions = rng.choice([*BORDERS, 8191, 20000], sequences).tolist()
+        s = step(positions, ratio, k, heads, size=512, page_rows=page_rows)
         with ops.only("reference"):
             expected = s.run()
         np.testing.assert_allclose(s.run(), expected, atol=NEAR)
