@@ -11,7 +11,7 @@ ARGS =
 PYTHON =
 VENV = .venv
 NATIVE = src/ds4mlx/ops/native.cpp src/ds4mlx/ops/native_lanes.h src/ds4mlx/ops/native_products.h \
-	src/ds4mlx/ops/native_rows.h src/ds4mlx/ops/native_hyper.h \
+	src/ds4mlx/ops/native_rows.h src/ds4mlx/ops/native_hyper.h src/ds4mlx/ops/native_sample.h \
 	src/ds4mlx/quant/search.cpp src/ds4mlx/quant/search_blocks.h
 
 .PHONY: help serve test test-clients clean

@@ -7,7 +7,7 @@ from setuptools import Extension, setup
 OPS, QUANT = "src/ds4mlx/ops", "src/ds4mlx/quant"
 setup(ext_modules=[Extension(
     "ds4mlx.ops._native", [f"{OPS}/native.cpp"], depends=[
-        f"{OPS}/native_{part}.h" for part in ("lanes", "products", "rows", "hyper")], language="c++",
+        f"{OPS}/native_{part}.h" for part in ("lanes", "products", "rows", "hyper", "sample")], language="c++",
     extra_compile_args=["-std=c++17", "-O3", "-g0", "-pthread"], extra_link_args=["-pthread"],
     optional=True), Extension(
     "ds4mlx.quant._search", [f"{QUANT}/search.cpp"], depends=[f"{QUANT}/search_blocks.h"], language="c++",
