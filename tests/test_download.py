@@ -51,8 +51,9 @@ def place(folder, server, **variables):
 
 def download(folder, *arguments, server=None, script=SCRIPT, shell=("sh",), preexec_fn=None, **variables):
     """stdin, stdout and stderr are pipes; 60 s are more than any number of retries here takes."""
+    where = place(folder, server, **variables)
     return subprocess.run([*shell, script, *arguments], capture_output=True, text=True, timeout=60,
-                          restore_signals=preexec_fn is None, preexec_fn=preexec_fn, **place(folder, server, **variables))
+                          restore_signals=preexec_fn is None, preexec_fn=preexec_fn, **where)
 
 
 def wait_for(condition):

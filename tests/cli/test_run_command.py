@@ -42,7 +42,8 @@ def test_a_pipe_of_bytes_that_are_no_text_is_refused(start, tiny_path, tmp_path)
     with open(tmp_path / "picture") as stdin:
         process = start("run", "-m", tiny_path, "--engine", "stub", "-p", "What is this?", stdin=stdin)
         out, err = process.communicate(timeout=60)
-    assert (process.returncode, out) == (1, "") and err == "ds4mlx run: -: byte 0 is not UTF-8; convert the file first\n"
+    assert (process.returncode, out) == (1, "")
+    assert err == "ds4mlx run: -: byte 0 is not UTF-8; convert the file first\n"
 
 
 def test_messages_come_from_a_pipe_too(start, tiny_path):
