@@ -96,8 +96,9 @@ class CudaEngine:
         """The next tokens of a session, which has the pages for them."""
         start, end = len(session.tokens), len(session.tokens) + len(tokens)
         places = np.array([*session.pages, session.slot], np.int32)
-        numbers = cp.asarray(np.concatenate([np.array(tokens, np.int32), np.arange(start, end, dtype=np.int32), places]))
-        ids, positions, pages, slot = cp.split(numbers, np.cumsum([len(tokens), len(tokens), len(session.pages)]).tolist())
+        numbers = np.concatenate([np.array(tokens, np.int32), np.arange(start, end, dtype=np.int32), places])
+        ends = np.cumsum([len(tokens), len(tokens), len(session.pages)]).tolist()
+        ids, positions, pages, slot = cp.split(cp.asarray(numbers), ends)
         return Chunk(ids, positions, slot, pages, start, session.slot)
 
     def _feed(self, session: CudaSession, tokens: list[int]) -> None:

@@ -34,8 +34,8 @@ def session_bytes(config: Config, sizes: Sizes, context: int, most_marks: int) -
 def scratch_bytes(config: Config, chunk: int, context: int) -> int:
     """Working memory of a chunk, and of a step of 16 rows, whose attention is split: in float32, an upper estimate."""
     c = config
-    per_token = (c.hc_mult + 4) * c.hidden_size + 2 * c.num_attention_heads * c.head_dim + 2 * c.o_groups * c.o_lora_rank \
-        + 2 * (c.num_experts_per_tok + 1) * (c.moe_intermediate_size + c.hidden_size) \
+    per_token = (c.hc_mult + 4) * c.hidden_size + 2 * c.num_attention_heads * c.head_dim \
+        + 2 * c.o_groups * c.o_lora_rank + 2 * (c.num_experts_per_tok + 1) * (c.moe_intermediate_size + c.hidden_size) \
         + 2 * c.index_n_heads * c.index_head_dim
     scores = min(SCORE_FLOATS, chunk * max(context // 4, 1))
     split = 16 * 16 * c.num_attention_heads * c.head_dim

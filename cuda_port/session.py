@@ -87,15 +87,16 @@ class CudaSession:
         return len(self.tokens)
 
     def branch(self, other: "CudaSession", length: int) -> int:
-        """Become the state of `other` at its largest mark, or present length, of at most `length`; its rows are shared.
-        Returns that length; 0 where there is none, and then nothing has changed."""
+        """See engine.protocol.Session.branch."""
         if other is self:
             return self.rewind(length)
+        length = min(length, self.context)
         if 0 < len(other.tokens) <= length:
             mark = other.here()
         else:
             mark = max((m for m in other._marks if m.length <= length), key=lambda m: m.length, default=None)
         if mark is None:
+            self._become([], [])
             return 0
         pages = other.pages[:-(-mark.length // SPAN_TOKENS)]
         for page in pages:

@@ -17,7 +17,8 @@ def arrays_of(arena: Arena, slot: np.ndarray, tokens: int) -> dict[str, np.ndarr
     arrays, dtype = {}, np.uint8 if arena.sizes.packed else np.float32
     for i, place in enumerate(arena.layout.layers):
         ring = _window(arena, slot, place)
-        arrays[f"L{i}.raw"] = np.ascontiguousarray(ring[_window_positions(arena, tokens) % arena.sizes.ring]).view(dtype)
+        last = ring[_window_positions(arena, tokens) % arena.sizes.ring]
+        arrays[f"L{i}.raw"] = np.ascontiguousarray(last).view(dtype)
         for rings in place.compressors:
             held = _frontier(slot, rings)[_frontier_positions(place.ratio, tokens) % rings.held]
             for part, which, empty in (("kv", 0, 0.0), ("score", 1, -np.inf)):

@@ -1,5 +1,7 @@
 """A model file to the card: read by several threads into a few pinned buffers, copied while the next ones fill."""
+import logging
 import os
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -11,9 +13,12 @@ from ds4mlx.cuda_port.transfer import pinned
 from ds4mlx.errors import ModelFileError
 from ds4mlx.gguf.reader import GGUF
 
+log = logging.getLogger(__name__)
+
 PIECE_BYTES = 32 << 20      # host memory: PIECES of these, whatever the model's size
 PIECES = 8
 READERS = 4
+LOG_SECONDS = 2.0
 
 Progress = Callable[[int, int], None]   # bytes on the card, of so many
 
@@ -28,7 +33,7 @@ class Loader:
         self._ready: list[cp.cuda.Event | None] = [None] * PIECES
         self._stream = cp.cuda.Stream(non_blocking=True)
         self._loaded: dict[int, cp.ndarray] = {}
-        self._done, self._total, self._progress = 0, total_bytes, progress
+        self._done, self._total, self._progress = 0, total_bytes, progress or _log_progress()
 
     def raw(self, name: str) -> "cp.ndarray":
         """u8 [*shape[:-1], row bytes], on the card after `wait`."""
@@ -66,8 +71,7 @@ class Loader:
             target[start:start + size].data.copy_from_host_async(self._buffers[i].ctypes.data, size, self._stream)
             self._ready[i] = self._stream.record()
             self._done += size
-            if self._progress:
-                self._progress(self._done, self._total)
+            self._progress(self._done, self._total)
 
     def wait(self) -> None:
         """Until what was asked for is on the card."""
@@ -77,6 +81,22 @@ class Loader:
         self._stream.synchronize()
         self._pool.shutdown()
         os.close(self._descriptor)
+
+
+def _log_progress() -> Progress:
+    """A line every LOG_SECONDS and one at the end."""
+    began = last = time.monotonic()
+
+    def report(done: int, total: int) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if done < total and now - last < LOG_SECONDS:
+            return
+        last = now
+        log.info("weights: %.1f of %.1f GB on the card, %.1f GB/s", done / 1e9, total / 1e9,
+                 done / 1e9 / max(now - began, 1e-3))
+
+    return report
 
 
 @contextmanager

@@ -1,10 +1,10 @@
-// o[t, h] = sum_k exp(z_k - m) key_k / (exp(sink[h] - m) + sum_k exp(z_k - m)), z_k = q[t, h] . key_k / sqrt(D), where a
-// row is key and value at once: all heads of a token share its rows, so a token is a product of matrices by itself.
+// o[t, h] = sum_k exp(z_k - m) key_k / (exp(sink[h] - m) + sum_k exp(z_k - m)), z_k = q[t, h] . key_k / sqrt(D), where
+// a row is key and value at once: all heads of a token share its rows, so a token is a product of matrices by itself.
 //
 // Macros: H heads of D channels, the last R rotary; rows of ROW bytes, PACKED or floats; WIDTH positions of the window,
 // held in a ring of RING; RATIO tokens a compressed row (0: none), PAGE_ROWS of a page; CHOSEN: a token that sees more
-// than `picks` rows has a list of those it attends to. KEYS of a tile, GROUPS of 32 lanes; of a chunk, HEADS of a block;
-// of a step, SLICES of a token's keys, and BLOCKS that are to share a multiprocessor.
+// than `picks` rows has a list of those it attends to. KEYS of a tile, GROUPS of 32 lanes; of a chunk, HEADS of a
+// block; of a step, SLICES of a token's keys, and BLOCKS that are to share a multiprocessor.
 #include "cluster.cuh"
 #include "mma.cuh"
 #include "rows.cuh"
@@ -124,37 +124,76 @@ DEVICE void put_query(const float* q, int head, const float* cosine, const float
 #define KEY_GROUPS (GROUPS / HEAD_TILES)    // groups of lanes that share the keys of a tile of heads
 #define GROUP_KEYS (KEYS / KEY_GROUPS)      // a multiple of 16
 
+// A row to shared memory while other work is done, by `all` threads; words of 8 bytes if rows are whole ones.
+DEVICE void fetch_row(u8* to, const u8* from, int thread, int all) {
+#if DS4_MMA_PTX && ROW % 4 == 0
+    const int WORD = ROW % 8 == 0 ? 8 : 4;
+    for (int i = thread * WORD; i < ROW; i += all * WORD)
+        asm volatile("cp.async.ca.shared.global [%0], [%1], %2;"
+                     ::"r"((u32)__cvta_generic_to_shared(to + i)), "l"(from + i), "n"(WORD));
+#else
+    for (int i = 2 * thread; i < ROW; i += 2 * all) *(u16*)(to + i) = *(const u16*)(from + i);
+#endif
+}
+
+DEVICE void fetched() {
+#if DS4_MMA_PTX
+    asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+
+DEVICE void await_fetched() {
+#if DS4_MMA_PTX
+    asm volatile("cp.async.wait_group 0;" ::: "memory");
+#endif
+}
+
 // A chunk. Grid (H / HEADS, T). q [T, H D]; tables [T, R / 2]; the window's ring at `ring` + slots[0] * stride for
 // positions before the chunk's first, fresh rows [T, ROW] from there on; pages [P]; chosen [T, picks]; o [T, H D].
-// Shared memory: 2 (KEYS + HEADS) PAD + 4 HEADS SCORE_PAD + 2 HEADS WEIGHT_PAD + 12 HEADS + 8 KEYS bytes.
+// Shared memory: 2 (KEYS + HEADS) PAD + KEYS ROW + 4 HEADS SCORE_PAD + 2 HEADS WEIGHT_PAD + 12 HEADS bytes.
 KERNEL __launch_bounds__(THREADS) void attend(
     const float* q, const float* cosine, const float* sine, const u8* ring, long long stride, const int* slots,
-    const u8* fresh, const u8* rows, const int* pages, const int* positions, const int* chosen, int picks, const float* sink, float eps, float* o) {
+    const u8* fresh, const u8* rows, const int* pages, const int* positions, const int* chosen, int picks,
+    const float* sink, float eps, float* o) {
     TAKE_TURN();
     extern __shared__ __align__(16) u8 memory[];
     __half* keys = (__half*)memory;
     __half* queries = keys + KEYS * PAD;
-    const u8** at = (const u8**)(queries + HEADS * PAD);
-    float* scores = (float*)(at + KEYS);
+    u8* raw = (u8*)(queries + HEADS * PAD);  // the next tile's rows, as they lie in memory
+    float* scores = (float*)(raw + KEYS * ROW);
     float *most = scores + HEADS * SCORE_PAD, *total = most + HEADS, *shrink = total + HEADS;
     __half* weights = (__half*)(shrink + HEADS);
     int tid = threadIdx.x, lane = lane_id(), group = group_id(), t = blockIdx.y;
     int head = blockIdx.x * HEADS, position = positions[t];
     cosine += (size_t)t * (R / 2), sine += (size_t)t * (R / 2);
-    Keys all(ring + (size_t)slots[0] * stride, fresh, rows, pages, chosen + (size_t)t * picks, picks, positions[0], position);
+    Keys all(ring + (size_t)slots[0] * stride, fresh, rows, pages, chosen + (size_t)t * picks, picks, positions[0],
+             position);
 
     for (int h = group; h < HEADS; h += GROUPS) {
         put_query(q + (size_t)t * H * D, head + h, cosine, sine, eps, queries + h * PAD);
         if (lane == 0) most[h] = -INFINITE, total[h] = 0;
     }
     float sums[HEAD_TILES][GROUP_CHANNELS / 8][4] = {};
+    const int FETCHERS = THREADS / KEYS;  // threads of a row
+    auto fetch = [&](int tile) {
+        int key = tile * KEYS + tid / FETCHERS;
+        if (key < all.count) fetch_row(raw + tid / FETCHERS * ROW, all.at(key), tid % FETCHERS, FETCHERS);
+        fetched();
+    };
+    fetch(0);
     for (int tile = 0; tile * KEYS < all.count; ++tile) {
         int left = all.count - tile * KEYS;
+        await_fetched();
         __syncthreads();
-        if (tid < KEYS) at[tid] = tid < left ? all.at(tile * KEYS + tid) : 0;
+#pragma unroll 4
+        for (int i = tid; i < KEYS * (D / 8); i += THREADS) {
+            int key = i / (D / 8), part = i % (D / 8);
+            RawChunk chunk = {make_uint4(0, 0, 0, 0), 0};
+            if (key < left) chunk = load_raw<D, R, PACKED>(raw + key * ROW, part);
+            *(uint4*)(keys + key * PAD + 8 * part) = chunk_halves<D, R, PACKED>(chunk, part);
+        }
         __syncthreads();
-        load_keys(at, keys, left, [] {});
-        __syncthreads();
+        fetch(tile + 1);
         {   // scores of 16 heads and GROUP_KEYS keys
             int row = group / KEY_GROUPS * 16, column = group % KEY_GROUPS * GROUP_KEYS;
             float z[GROUP_KEYS / 8][4] = {};
@@ -245,17 +284,19 @@ KERNEL __launch_bounds__(THREADS) void attend(
 #define SHARES 4                            // of a head's channels, each to two groups of lanes
 #define SHARE (D / SHARES)
 #define KEY_TILES ((KEYS / 16 + 1) / 2)     // of 16 keys, of one of those two
-#define MIDDLE_BYTES (2 * HEADS * PAD > 4 * SHARES * HEADS * SCORE_PAD ? 2 * HEADS * PAD : 4 * SHARES * HEADS * SCORE_PAD)
+#define QUERY_BYTES (2 * HEADS * PAD)
+#define PARTIAL_BYTES (4 * SHARES * HEADS * SCORE_PAD)
+#define MIDDLE_BYTES (QUERY_BYTES > PARTIAL_BYTES ? QUERY_BYTES : PARTIAL_BYTES)
 
 // A step: the keys of a token are split over SLICES blocks, which are a cluster where there are clusters and put their
 // sums together; else `combine` does that. Grid (H / HEADS, T, SLICES), 8 groups of lanes. A token has its slot, its
 // position and its tables; pages [T, page_step], chosen [T, picks]; sums [T, H, SLICES, D] and limits [T, H, SLICES, 2]
-// are used without clusters only. Shared memory: 2 KEYS PAD + MIDDLE_BYTES + 2 HEADS WEIGHT_PAD + 12 HEADS + 8 KEYS bytes.
+// are used without clusters only. Shared memory: 2 KEYS PAD + MIDDLE_BYTES + 2 HEADS WEIGHT_PAD + 12 HEADS + 8 KEYS.
 KERNEL CLUSTER_OF(1, 1, SLICES) __launch_bounds__(THREADS, BLOCKS) void attend(
     const float* q, const float* cosine, const float* sine, const u8* ring, long long stride, const int* slots,
     const u8* rows, const int* pages, int page_step, const int* positions, const int* chosen, int picks,
     const float* sink, float eps, float* o, float* all_sums, float* limits) {
-    TAKE_TURN();
+    PASS_TURN();  // positions, slots and pages were there before anything that is still under way
     extern __shared__ __align__(16) u8 memory[];
     __half *keys = (__half*)memory, *queries = keys + KEYS * PAD;
     float *partial = (float*)queries, *most = (float*)((u8*)queries + MIDDLE_BYTES), *total = most + HEADS;
@@ -265,9 +306,10 @@ KERNEL CLUSTER_OF(1, 1, SLICES) __launch_bounds__(THREADS, BLOCKS) void attend(
     int tid = threadIdx.x, lane = lane_id(), group = group_id(), t = blockIdx.y, slice = blockIdx.z;
     int head = blockIdx.x * HEADS, position = positions[t], share = group % SHARES;
     cosine += (size_t)t * (R / 2), sine += (size_t)t * (R / 2);
-    Keys all(ring + (size_t)slots[t] * stride, 0, rows, pages + (size_t)t * page_step, chosen + (size_t)t * picks, picks,
-             position + 1, position);
+    Keys all(ring + (size_t)slots[t] * stride, 0, rows, pages + (size_t)t * page_step, chosen + (size_t)t * picks,
+             picks, position + 1, position);
     int begin = all.count * slice / SLICES, end = all.count * (slice + 1) / SLICES;
+    AWAIT_TURN();
     if (tid < HEADS) most[tid] = -INFINITE, total[tid] = 0;
 
     u32 a[SHARE / 16][4];
@@ -428,8 +470,8 @@ KERNEL void combine(const float* sums, const float* limits, const float* sink, c
 #define CHUNKS ((D / 8 + LANES - 1) / LANES)
 KERNEL void attend_exact(const float* q, const float* cosine, const float* sine, const u8* ring, long long stride,
                          const int* slots, int slot_step, const u8* fresh, int chunk, const u8* rows, const int* pages,
-                         int page_step, const int* positions, const int* chosen, int picks, const float* sink, float eps,
-                         float* o) {
+                         int page_step, const int* positions, const int* chosen, int picks, const float* sink,
+                         float eps, float* o) {
     TAKE_TURN();
     __shared__ __align__(16) float whole[D];
     __shared__ float sums[8][D], limits[8][2];

@@ -1,30 +1,25 @@
-// Which compressed rows a query may attend to: its index queries, the scores of the rows it sees, and the best K of them.
-// Macros: H index heads of W channels, the last R rotary; PACKED rows (FP4) of ROW bytes, or floats; PAGE_ROWS of a page.
+// Which compressed rows a query may attend to: its index queries, the scores of the rows it sees, and the best of them.
+// Macros: H index heads of W channels, the last R rotary; PACKED rows (FP4) of ROW bytes, or floats; PAGE_ROWS a page.
 #include "mma.cuh"
 #include "rows.cuh"
 
 #define ROWS 128         // of a block
 #define PAD (W + 8)      // halves between vectors in shared memory: lanes that load a tile hit different banks
 #define EACH (W / LANES)
+#define HEADS ((H + 15) / 16 * 16)  // a tile has 16: those that are not there weigh nothing
 
 DEVICE const u8* row_at(const u8* rows, const int* pages, int c) {
     return rows + ((size_t)pages[c / PAGE_ROWS] * PAGE_ROWS + c % PAGE_ROWS) * ROW;
 }
 
-// 32 lanes a head of a token, lane l has channels EACH l, ... Rotates; if packed, transforms and rounds to FP4. Halves
-// hold that without loss. q [T, H W], tables [T, R / 2]; turned [T, H, W], floats if not packed.
-KERNEL void queries(const float* q, const float* cosine, const float* sine, void* turned, int T) {
-    TAKE_TURN();
-    int vector = blockIdx.x * (blockDim.x / LANES) + group_id(), lane = lane_id(), t = vector / H;
-    if (t >= T) return;
-    float v[EACH];
-#pragma unroll
-    for (int i = 0; i < EACH; ++i) v[i] = q[(size_t)vector * W + EACH * lane + i];
+// 32 lanes, lane l has channels EACH l, ... of a vector: rotated; if packed, transformed and rounded to FP4.
+DEVICE void turn(float (&v)[EACH], const float* cosine, const float* sine) {
+    int lane = lane_id();
 #pragma unroll
     for (int i = 0; i < EACH; i += 2) {
         int pair = (EACH * lane + i - (W - R)) / 2;
         if (EACH * lane + i < W - R) continue;
-        float c = cosine[(size_t)t * (R / 2) + pair], s = sine[(size_t)t * (R / 2) + pair], a = v[i], b = v[i + 1];
+        float c = cosine[pair], s = sine[pair], a = v[i], b = v[i + 1];
         v[i] = a * c - b * s, v[i + 1] = a * s + b * c;
     }
 #if PACKED
@@ -52,12 +47,30 @@ KERNEL void queries(const float* q, const float* cosine, const float* sine, void
     for (int i = 0; i < EACH; ++i) {
         u32 code = to_e2m1(fminf(fmaxf(__fdiv_rn(v[i], scale), -6.f), 6.f)), size = code & 7;
         float value = size < 4 ? size * 0.5f : size < 6 ? size - 2.f : 2 * size - 8.f;
-        ((__half*)turned)[(size_t)vector * W + EACH * lane + i] = __float2half_rn((code & 8 ? -value : value) * scale);
+        v[i] = (code & 8 ? -value : value) * scale;
     }
-#else
-#pragma unroll
-    for (int i = 0; i < EACH; ++i) ((float*)turned)[(size_t)vector * W + EACH * lane + i] = v[i];
 #endif
+}
+
+// 32 lanes a head of a token. q [T, H W], tables [T, R / 2]; turned [T, H, W]: halves, which hold FP4 without loss, or
+// floats if not packed.
+KERNEL void queries(const float* q, const float* cosine, const float* sine, void* turned, int T) {
+    TAKE_TURN();
+    int vector = blockIdx.x * (blockDim.x / LANES) + group_id(), lane = lane_id(), t = vector / H;
+    if (t >= T) return;
+    float v[EACH];
+#pragma unroll
+    for (int i = 0; i < EACH; ++i) v[i] = q[(size_t)vector * W + EACH * lane + i];
+    turn(v, cosine + (size_t)t * (R / 2), sine + (size_t)t * (R / 2));
+#pragma unroll
+    for (int i = 0; i < EACH; ++i) {
+        size_t at = (size_t)vector * W + EACH * lane + i;
+#if PACKED
+        ((__half*)turned)[at] = __float2half_rn(v[i]);
+#else
+        ((float*)turned)[at] = v[i];
+#endif
+    }
 }
 
 // score[t, c] = scale sum_h weight[t, h] relu(q[t, h] . rows[c]). positions [T]; pages [P], or a table a token if
@@ -67,31 +80,37 @@ KERNEL void queries(const float* q, const float* cosine, const float* sine, void
 KERNEL __launch_bounds__(256) void scores(const __half* q, const float* weight, const u8* rows, const int* pages,
                                           int page_stride, const int* positions, float* scores, int width, int T,
                                           int queries, int k, float scale) {
-    TAKE_TURN();
+    PASS_TURN();  // positions and pages were there before anything that is still under way
     __shared__ __align__(16) __half keys[ROWS][PAD];
-    static_assert(H <= ROWS, "queries take the rows' place once those are in registers");
+    static_assert(HEADS <= ROWS, "queries take the rows' place once those are in registers");
     __half (*heads)[PAD] = keys;
-    __shared__ float factor[H];
+    __shared__ float factor[HEADS];
     int first = blockIdx.x * ROWS, tid = threadIdx.x, lane = lane_id(), group = group_id();
     int begin = blockIdx.y * queries, end = min(begin + queries, T);
     int seen = (positions[end - 1] + 1) / 4;  // positions ascend within a chunk, and a step has a block for each token
-    if (first >= seen || seen <= k) return;
     const int* table = pages + (size_t)begin * page_stride;
-    for (int i = tid; i < ROWS * (W / 8); i += 256) {  // 8 channels, 4 bytes of codes
-        int c = i / (W / 8), chunk = i % (W / 8);
+    const int PIECES = ROWS * (W / 8) / 256, SHARERS = W / 8 / PIECES;  // of 8 channels; threads of a row
+    static_assert(PIECES * SHARERS == W / 8, "rows of whole shares");
+    int own = tid / SHARERS, chunk0 = tid % SHARERS * PIECES;
+    const u8* row = first + own < seen ? row_at(rows, table, first + own) : 0;
+    AWAIT_TURN();
+    if (first >= seen || seen <= k) return;
+    u32 codes[PIECES], exponents[PIECES];
+#pragma unroll
+    for (int i = 0; i < PIECES; ++i) {
+        codes[i] = row ? *(const u32*)(row + 4 * (chunk0 + i)) : 0;
+        exponents[i] = row ? row[W / 2 + (chunk0 + i) / 4] : 0;
+    }
+#pragma unroll
+    for (int i = 0; i < PIECES; ++i) {
         union { uint4 all; u32 words[4]; __half2 pairs[4]; } out;
-        out.all = make_uint4(0, 0, 0, 0);
-        if (first + c < seen) {
-            const u8* row = row_at(rows, table, first + c);
-            u32 codes = *(const u32*)(row + 4 * chunk);
-            __half2 lift = __float2half2_rn(16384.f), by = __float2half2_rn(power(row[W / 2 + chunk / 4]));
-            for (int j = 0; j < 4; ++j) {  // code bits lie in a half as they are, 2^14 too small
-                u32 pair = codes >> 8 * j;
-                out.words[j] = (pair & 7) << 9 | (pair & 8) << 12 | (pair & 0x70) << 21 | (pair & 0x80) << 24;
-                out.pairs[j] = __hmul2(__hmul2(out.pairs[j], lift), by);
-            }
+        __half2 lift = __float2half2_rn(16384.f), by = __float2half2_rn(power(exponents[i]));
+        for (int j = 0; j < 4; ++j) {  // code bits lie in a half as they are, 2^14 too small
+            u32 pair = codes[i] >> 8 * j;
+            out.words[j] = (pair & 7) << 9 | (pair & 8) << 12 | (pair & 0x70) << 21 | (pair & 0x80) << 24;
+            out.pairs[j] = __hmul2(__hmul2(out.pairs[j], lift), by);
         }
-        *(uint4*)&keys[c][8 * chunk] = out.all;
+        *(uint4*)&keys[own][8 * (chunk0 + i)] = out.all;
     }
     __syncthreads();
     u32 a[W / 16][4];
@@ -99,13 +118,14 @@ KERNEL __launch_bounds__(256) void scores(const __half* q, const float* weight, 
     for (int i = 0; i < W / 16; ++i) load_a(a[i], &keys[16 * group][16 * i], PAD);
     for (int t = begin; t < end; ++t) {
         __syncthreads();
-        for (int i = tid; i < H * (W / 8); i += 256)
-            *(uint4*)&heads[i / (W / 8)][i % (W / 8) * 8] = *(const uint4*)(q + ((size_t)t * H * W + 8 * i));
-        for (int h = tid; h < H; h += 256) factor[h] = weight[(size_t)t * H + h];
+        for (int i = tid; i < HEADS * (W / 8); i += 256)
+            *(uint4*)&heads[i / (W / 8)][i % (W / 8) * 8] =
+                i < H * (W / 8) ? *(const uint4*)(q + ((size_t)t * H * W + 8 * i)) : make_uint4(0, 0, 0, 0);
+        for (int h = tid; h < HEADS; h += 256) factor[h] = h < H ? weight[(size_t)t * H + h] : 0.f;
         __syncthreads();
         float low = 0, high = 0;
 #pragma unroll
-        for (int n = 0; n < H; n += 16) {
+        for (int n = 0; n < HEADS; n += 16) {
             float sums[2][4] = {};
 #pragma unroll
             for (int i = 0; i < W / 16; ++i) {

@@ -8,8 +8,8 @@
 #include <cuda_fp16.h>
 #endif
 
-// A step's kernels are launched before the ones in front of them have ended: each lets the next one begin, and then waits
-// until what is in front is done and its writes are seen. Weights may be read before.
+// A step's kernels are launched before the ones in front of them have ended: each lets the next one begin, and then
+// waits until what is in front is done and its writes are seen. Weights may be read before.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 #define PASS_TURN() asm volatile("griddepcontrol.launch_dependents;")
 #define AWAIT_TURN() asm volatile("griddepcontrol.wait;" ::: "memory")
@@ -70,6 +70,26 @@ DEVICE float lane_max(float v) {
     return v;
 }
 
+DEVICE u32 lanes_max(u32 v) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+    return __reduce_max_sync(0xffffffffu, v);
+#else
+    for (int mask = LANES / 2; mask; mask /= 2) v = max(v, lane_xor(v, mask));
+    return v;
+#endif
+}
+
+DEVICE u32 lanes_min(u32 v) { return ~lanes_max(~v); }
+
+// A bit for each lane, of blocks of 32 threads.
+DEVICE u32 lanes_where(bool v) {
+#if defined(__HIP__)
+    return (u32)__ballot(v);
+#else
+    return __ballot_sync(0xffffffffu, v);
+#endif
+}
+
 // Over a block; `shared` holds a float for each group of lanes. Every thread gets the result.
 DEVICE float block_sum(float v, float* shared) {
     v = lane_sum(v);
@@ -91,18 +111,26 @@ DEVICE float block_max(float v, float* shared) {
     return most;
 }
 
+template <int Half>
+DEVICE void lane_sums_from(float (&values)[LANES]) {
+    bool upper = lane_id() & Half;
+#pragma unroll
+    for (int i = 0; i < Half; ++i) {
+        float given = upper ? values[i] : values[i + Half], kept = upper ? values[i + Half] : values[i];
+        values[i] = kept + lane_xor(given, Half);
+    }
+    if (Half > 1) lane_sums_from<(Half > 1 ? Half / 2 : 1)>(values);
+}
+
+template <>
+DEVICE void lane_sums_from<1>(float (&values)[LANES]) {
+    bool upper = lane_id() & 1;
+    values[0] = (upper ? values[1] : values[0]) + lane_xor(upper ? values[0] : values[1], 1);
+}
+
 // values[i] of all lanes added up, for 32 i at once: lane i gets sum i. 31 exchanges where one sum takes 5.
 DEVICE float lane_sums(float (&values)[LANES]) {
-    int lane = lane_id();
-#pragma unroll
-    for (int half = LANES / 2; half; half /= 2) {
-        bool upper = lane & half;
-#pragma unroll
-        for (int i = 0; i < half; ++i) {
-            float given = upper ? values[i] : values[i + half], kept = upper ? values[i + half] : values[i];
-            values[i] = kept + lane_xor(given, half);
-        }
-    }
+    lane_sums_from<LANES / 2>(values);
     return values[0];
 }
 

@@ -1,6 +1,6 @@
-// A compressor's group of `Ratio` tokens to one channel of a row of `Width`. k and s are as wide, or twice as wide where
-// groups overlap (Overlap 2); a frontier ring holds those of the last Overlap Ratio tokens, a token of position p at
-// p % (Overlap Ratio): k, then s with its position bias.
+// A compressor's group of `Ratio` tokens to one channel of a row of `Width`. k and s are as wide, or twice as wide
+// where groups overlap (Overlap 2); a frontier ring holds those of the last Overlap Ratio tokens, a token of position p
+// at p % (Overlap Ratio): k, then s with its position bias.
 #ifndef DS4_POOL
 #define DS4_POOL
 #include "rows.cuh"
@@ -17,8 +17,8 @@ struct Pool {
         at[COLUMNS] = score + ape[position % Ratio * COLUMNS + column];
     }
 
-    // sum_p softmax_p(s[p]) k[p] of channel j over the slots of group `group`: with M = 2, the carry halves of the group
-    // before, where there is one, and the own halves of this one.
+    // sum_p softmax_p(s[p]) k[p] of channel j over the slots of group `group`: if groups overlap, the carry halves of
+    // the one before, where there is one, and the own halves of this one.
     DEVICE float pooled(int group, int j) const {
         float most = -INFINITE, total = 0, sum = 0;
         int first = (group + 1) * Ratio - HELD;

@@ -1,4 +1,5 @@
-// What a step starts with. Cosines and sines of positions times frequencies, in double: at position 10^6 a float's angle is off by 0.03.
+// What a step starts with: rows of the embedding; cosines and sines of positions times frequencies, in double, for at
+// position 10^6 a float's angle is off by 0.03.
 #include "lanes.cuh"
 
 #if defined(KIND)

@@ -123,8 +123,8 @@ DEVICE uint2 load_bytes(const u8* p) {
     return make_uint2(q[0] | (u32)q[1] << 16, q[2] | (u32)q[3] << 16);
 }
 
-// The same on its way to halves: as it lies in memory, so that many loads can be under way, and then in its place. Codes
-// are moved in pairs and scaled, both without loss.
+// The same on its way to halves: as it lies in memory, so that many loads can be under way, and then in its place.
+// Codes are moved in pairs and scaled, both without loss.
 struct RawChunk {
     uint4 bits;
     u32 exponent;

@@ -1,5 +1,6 @@
-// The next token of each row of logits: a block a row. Weights are whole numbers, 2^40 for the best token, so that their
-// sums are exact in any order; the token that a sum falls on is found digit by digit of the logits' bits, best first.
+// The next token of each row of logits: a block a row. Weights are whole numbers, 2^40 for the best token, so that
+// their sums are exact in any order; the token that a sum falls on is found digit by digit of the logits' bits, best
+// first.
 #include "lanes.cuh"
 
 #define THREADS 1024
@@ -56,8 +57,8 @@ DEVICE u64 block_total(u64 v, Shared& shared) {
     return sum;
 }
 
-// The tokens that take part and whose share is at least `least` and not nothing, as a list; the sums of their weights and
-// of those of all that take part.
+// The tokens that take part and whose share is at least `least` and not nothing, as a list; the sums of their weights
+// and of those of all that take part.
 DEVICE void gather(Row& row, float least, u32* keys, int* ids, u64& listed, u64& all, Shared& shared) {
     u64 mine = 0, every = 0;
     if (threadIdx.x == 0) shared.id = 0;
@@ -126,7 +127,8 @@ DEVICE Place pass(const Row& row, u64 target, u64& sum, Shared& shared) {
 
 // logits f32 [B, V], -inf where forbidden, plain [B, V] as the model gave them. settings f32 [B, 4]: uniform,
 // temperature, min_p, top_p; top_k [B]. token [B]; report [B, 2]: log-probability in the plain distribution, the
-// adjusted logit. next [B], if not null, gets the token too: the input of the following step. keys, ids [B, V]: to work in.
+// adjusted logit. next [B], if not null, gets the token too: the input of the following step. keys, ids [B, V]: to work
+// in.
 KERNEL __launch_bounds__(THREADS) void sample(const float* logits, const float* plain, const float* settings,
                                               const int* top_k, int* token, float* report, int* next, u32* keys,
                                               int* ids) {

@@ -66,24 +66,26 @@ class Model:
         streams = scratch.take("streams", (T, c.hc_mult, c.hidden_size))
         x = scratch.take("x", (T, c.hidden_size))
         update = ops.Update(scratch.take("y", (T, c.hidden_size)), scratch.take("post", (T, c.hc_mult)),
-                            scratch.take("m", (T, c.hc_mult, c.hc_mult)))
+                            scratch.take("m", (T, c.hc_mult, c.hc_mult)),
+                            scratch.take("sums", (T, 2 * c.hc_mult * (1 + c.hc_mult))))
+        step = isinstance(batch, Step)
         ops.tables(batch.positions, self._frequencies, tables)
         ops.embed(self.embed, batch.ids, streams)
         for i, layer in enumerate(self.layers):
-            ops.hyper_mix(streams, layer.hc_attn, update, i == 0, x)
-            self._attention(i, layer, x, tables, batch, arena, update.y)
-            ops.hyper_mix(streams, layer.hc_ffn, update, False, x)
-            self._experts(layer, x, batch.ids, update.y)
+            ops.hyper_mix(streams, layer.hc_attn, update, i == 0, x, step)
+            self._attention(i, layer, x, tables, batch, arena, update)
+            ops.hyper_mix(streams, layer.hc_ffn, update, False, x, step)
+            self._experts(layer, x, batch.ids, update, step)
         return streams, update
 
     def logits(self, streams: "cp.ndarray", update: ops.Update, out: "cp.ndarray") -> None:
         """What `streams` gave, or rows of it, to out f32 [T, V]; once, for the streams take in the update."""
         x = scratch.take("head.x", (len(streams), self.config.hidden_size))
-        ops.hyper_mix(streams, self.hc_head, update, False, x)
+        ops.hyper_mix(streams, self.hc_head, update, False, x, step=len(streams) <= 16)
         ops.dense(x, [self.head], [out], quality=self.exact)
 
     def _attention(self, i: int, layer: Layer, x: "cp.ndarray", tables: "cp.ndarray", batch: Batch, arena: Arena,
-                   y: "cp.ndarray") -> None:
+                   update: ops.Update) -> None:
         c, s, T, ratio = self.config, self.sizes, len(x), layer.ratio
         choose = ratio == 4 and batch.bound // 4 > c.index_topk     # else every visible row is attended
         latent, qr, q = (scratch.take(name, (T, n)) for name, n in (
@@ -95,7 +97,7 @@ class Model:
                       *([layer.index_weights_proj] if choose else [])],
                   [latent, kv, *(a for pair in products for a in pair), *([weight] if choose else [])],
                   quality=self.exact)
-        fresh = self._take_in(i, layer, latent, kv, products, tables, batch, arena, qr)
+        fresh = self._take_in(i, layer, latent, kv, products, tables, batch, arena, qr, update)
         index_q = scratch.take("index.q", (T, c.index_n_heads * c.index_head_dim))
         ops.dense(qr, [layer.wq_b, *([layer.index_wq_b] if choose else [])], [q, *([index_q] if choose else [])],
                   quality=self.exact)
@@ -113,11 +115,11 @@ class Model:
             ops.keep_rows(fresh, arena.window(i)[batch.slot], batch.start, s)
         low = scratch.take("low", (T, c.o_groups * c.o_lora_rank))
         ops.dense(o, [layer.wo_a], [low], groups=c.o_groups, quality=self.exact)
-        ops.dense(low, [layer.wo_b], [y], quality=self.exact)
+        ops.dense(low, [layer.wo_b], [update.y], quality=self.exact)
 
     def _take_in(self, i: int, layer: Layer, latent: "cp.ndarray", kv: "cp.ndarray",
                  products: "list[tuple[cp.ndarray, cp.ndarray]]", tables: "cp.ndarray", batch: Batch, arena: Arena,
-                 qr: "cp.ndarray") -> "cp.ndarray | None":
+                 qr: "cp.ndarray", update: ops.Update) -> "cp.ndarray | None":
         """qr, and into the state what a layer keeps of the tokens. A chunk's raw rows [T, row bytes] are returned, for
         the ring does not hold so many at once."""
         s, ratio, eps = self.sizes, layer.ratio, self.config.rms_norm_eps
@@ -125,7 +127,8 @@ class Model:
                        for j, w in enumerate(layer.compressors)]
         if isinstance(batch, Step):
             ops.latent_step(latent, kv, layer.norms, tables, qr, arena.window(i), arena.layout.slot_bytes, batch.slots,
-                            batch.positions, batch.pages, products, compressors, ratio, s, eps)
+                            batch.positions, batch.pages, products, compressors, ratio, s, eps,
+                            ops.WayBack(layer.hc_attn, update))
             return None
         fresh = scratch.take("fresh", (len(kv), s.row_bytes), np.uint8)
         ops.latent(latent, kv, layer.norms, tables[1 if ratio else 0], qr, fresh, s, eps)
@@ -137,12 +140,13 @@ class Model:
                 ops.compress(k, scores, of, of.state[batch.slot], table, batch.pages, batch.start, ratio, s, eps)
         return fresh
 
-    def _experts(self, layer: Layer, x: "cp.ndarray", ids: "cp.ndarray", y: "cp.ndarray") -> None:
+    def _experts(self, layer: Layer, x: "cp.ndarray", ids: "cp.ndarray", update: ops.Update, step: bool) -> None:
         c, T = self.config, len(x)
         logits = scratch.take("router", (T, c.n_routed_experts))
         selected = scratch.take("selected", (T, c.num_experts_per_tok), np.int32)
         weight = scratch.take("weight", (T, c.num_experts_per_tok))
         ops.dense(x, [layer.gate], [logits], quality=self.exact)
-        ops.route(logits, layer.gate_bias, layer.gate_tid2eid, ids, c.routed_scaling_factor, selected, weight)
-        ops.experts(x, selected, weight, layer.w1, layer.w3, layer.w2, layer.shared, c.swiglu_limit, y,
-                    quality=self.exact)
+        ops.route(logits, layer.gate_bias, layer.gate_tid2eid, ids, c.routed_scaling_factor, selected, weight,
+                  ops.WayBack(layer.hc_ffn, update) if step else None)
+        ops.experts(x, selected, weight, layer.w1, layer.w3, layer.w2, layer.shared, c.swiglu_limit,
+                    update.y,                    quality=self.exact)

@@ -11,8 +11,12 @@ from ds4mlx.cuda_port.sizes import Sizes
 
 CHUNK_KEYS = 64      # of a tile
 STEP_KEYS = 80
-STEP_HEADS = 16      # of a block
-SLICES = 8           # of a token's keys in a step: the largest cluster that every device with clusters has
+MANY = 1 << 30
+STEP_HEADS = 16      # of a block; a token's keys are split over 8 blocks or fewer, the most that a cluster can have
+# Slices of a token's keys, and blocks that share a multiprocessor, where there are at most so many blocks for each of
+# these (clusters do not fit them all) and so many keys: the fastest of those measured with 1 to 16 tokens.
+FORMS = ((8, 1, 0.88, MANY), (4, 1, 0.9, 320), (2, 1, 1, 160), (8, 2, 1.76, MANY), (4, 2, 1.76, MANY), (2, 1, 1, MANY),
+         (2, 2, 2, MANY))
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,47 +43,50 @@ def attend(q: "cp.ndarray", table: "cp.ndarray", rows: Rows, positions: "cp.ndar
     """o[t, h] = softmax over the keys that t sees, and the sink, of q[t, h] . key / sqrt(D), times the keys.
 
     q f32 [T, H D] as projected: heads are divided by their rms and rotated; outputs are rotated back. table f32
-    [2, T, P]; positions i32 [T]; sink f32 [H]; o f32 [T, H D]. Halves in the products unless `exact`.
+    [2, T, P]; positions i32 [T]; sink f32 [H]; o f32 [T, H D]. Halves in the products unless `exact`, or rows
+    are floats.
     """
     T, H, D = len(q), sizes.heads, sizes.head_dim
     chunk = rows.fresh is not None
     picks = 0 if rows.chosen is None else rows.chosen.shape[1]
     defines = (*sizes.defines(ratio), ("H", H), ("WIDTH", sizes.window), ("CHOSEN", int(rows.chosen is not None)))
     state = rows.window, c_longlong(rows.slot_bytes), rows.slots
-    if exact:
+    if exact or not sizes.packed:
         page_step = 0 if chunk or rows.pages is None else rows.pages.shape[1]
         launch(kernel("attend", "attend_exact", (*defines, *_form(False, 16, 64, 4))), (H, T), (256,),
-               (q, table[0], table[1], *state, not chunk, rows.fresh, chunk, rows.pool, rows.pages, page_step, positions,
-                rows.chosen, picks, sink, eps, o))
+               (q, table[0], table[1], *state, not chunk, rows.fresh, chunk, rows.pool, rows.pages, page_step,
+                positions, rows.chosen, picks, sink, eps, o))
     elif chunk:
         heads, groups = (64, 16) if H % 64 == 0 else (16, 4)
         shared = 2 * (CHUNK_KEYS + heads) * (D + 8) + 4 * heads * (CHUNK_KEYS + 4) + 2 * heads * (CHUNK_KEYS + 8) \
-            + 12 * heads + 8 * CHUNK_KEYS
+            + 12 * heads + CHUNK_KEYS * sizes.row_bytes
         launch(kernel("attend", "attend", (*defines, *_form(False, heads, CHUNK_KEYS, groups)), shared),
                (-(-H // heads), T), (32 * groups,),
-               (q, table[0], table[1], *state, rows.fresh, rows.pool, rows.pages, positions, rows.chosen, picks, sink, eps,
-                o), shared)
+               (q, table[0], table[1], *state, rows.fresh, rows.pool, rows.pages, positions, rows.chosen, picks, sink,
+                eps, o), shared)
     else:
-        _attend_step(q, table, rows, positions, picks, sink, defines, eps, o)
+        _attend_step(q, table, rows, positions, picks, sink, defines, sizes, eps, o)
 
 
 def _attend_step(q: "cp.ndarray", table: "cp.ndarray", rows: Rows, positions: "cp.ndarray", picks: int,
-                 sink: "cp.ndarray", defines: Defines, eps: float, o: "cp.ndarray") -> None:
+                 sink: "cp.ndarray", defines: Defines, sizes: Sizes, eps: float, o: "cp.ndarray") -> None:
     T, H = len(q), len(sink)
     D, clustered = q.shape[1] // H, clusters()
-    sums = limits = None
+    sums, limits, blocks = None, None, -(-H // STEP_HEADS)
+    keys = sizes.window + min(rows.most, picks or rows.most)
+    slices, together = next((form[:2] for form in FORMS if blocks * T * form[0] <= form[2] * processors()
+                             and keys <= form[3]), FORMS[-1][:2])
     if not clustered:
-        sums = scratch.take("attend.sums", (T, H, SLICES, D))
-        limits = scratch.take("attend.limits", (T, H, SLICES, 2))
-    blocks = -(-H // STEP_HEADS)
-    defines = (*defines, *_form(True, STEP_HEADS, STEP_KEYS, 8), ("CLUSTERED", int(clustered)), ("SLICES", SLICES),
-               ("BLOCKS", 1 if blocks * T * SLICES <= 2 * processors() else 2))
+        sums = scratch.take("attend.sums", (T, H, slices, D))
+        limits = scratch.take("attend.limits", (T, H, slices, 2))
+    defines = (*defines, *_form(True, STEP_HEADS, STEP_KEYS, 8), ("CLUSTERED", int(clustered)), ("SLICES", slices),
+               ("BLOCKS", together))
     middle = max(2 * STEP_HEADS * (D + 8), 16 * STEP_HEADS * (STEP_KEYS + 4))
     shared = 2 * STEP_KEYS * (D + 8) + middle + 2 * STEP_HEADS * (STEP_KEYS + 8) + 12 * STEP_HEADS + 8 * STEP_KEYS
-    launch(kernel("attend", "attend", defines, shared), (blocks, T, SLICES), (256,),
+    launch(kernel("attend", "attend", defines, shared), (blocks, T, slices), (256,),
            (q, table[0], table[1], rows.window, c_longlong(rows.slot_bytes), rows.slots, rows.pool, rows.pages,
-            0 if rows.pages is None else rows.pages.shape[1], positions, rows.chosen, picks, sink, eps, o, sums, limits),
-           shared)
+            0 if rows.pages is None else rows.pages.shape[1], positions, rows.chosen, picks, sink, eps, o, sums,
+            limits), shared)
     if not clustered:
         launch(kernel("attend", "combine", defines), (H, T), (D // 2,), (sums, limits, sink, table[0], table[1], o))
 

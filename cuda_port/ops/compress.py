@@ -11,7 +11,8 @@ def compress(k: "cp.ndarray", s: "cp.ndarray", of: Compressor, ring: "cp.ndarray
     """row = pack(rotate(rms(pooled) norm)) for each completed group, into the pool.
 
     k, s f32 [T, columns] of the tokens from position `start` on; ring, the session's frontier: the last tokens' k and
-    s with `ape` added, at position modulo its length; table f32 [2, G, P] of the groups' first positions; pages i32 [P].
+    s with `ape` added, at position modulo its length; table f32 [2, G, P] of the groups' first positions; pages i32
+    [P].
     """
     T, groups = len(k), table.shape[1]
     width = sizes.index_dim if of.index else sizes.head_dim
@@ -21,4 +22,5 @@ def compress(k: "cp.ndarray", s: "cp.ndarray", of: Compressor, ring: "cp.ndarray
     if groups:
         launch(kernel("compress", "rows", defines), (groups,), (width,),
                (k, s, ring, of.ape, of.norm, table[0], table[1], of.rows, pages, start, eps))
-    launch(kernel("compress", "keep", defines), (min(T, overlap(ratio) * ratio),), (256,), (k, s, ring, of.ape, start, T))
+    launch(kernel("compress", "keep", defines), (min(T, overlap(ratio) * ratio),), (256,),
+           (k, s, ring, of.ape, start, T))

@@ -1,21 +1,20 @@
 """Hyper-connections: half a layer's output mixed back into the streams, and the next one's input read from them."""
 from dataclasses import dataclass
 
-from ds4mlx.cuda_port.build import kernel
+from ds4mlx.cuda_port.build import Defines, kernel
 from ds4mlx.cuda_port.device import cupy as cp
-from ds4mlx.cuda_port.launch import clusters, launch
+from ds4mlx.cuda_port.launch import clusters, launch, processors
 from ds4mlx.cuda_port.weight import Weight
 
 LANES = 32
-MOST_PAIRS = 256    # of channels of each stream, a block
-STEP_TOKENS = 16    # up to here a token is a cluster of blocks
+MOST_PAIRS = 128    # of channels of each stream, a block of a cluster that is a token's
 CHUNK_TOKENS = 8    # of a longer chunk, a block,
 CHANNELS = 64       # which takes so many channels at a time
 
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """What a half layer, or the head, reads of the streams, and how it is mixed back: fn [M, N D], scale, base, norm."""
+    """What a half layer, or the head, reads of the streams, and how it is mixed back; fn is of [M, N D]."""
     fn: Weight
     scale: "cp.ndarray"
     base: "cp.ndarray"
@@ -28,34 +27,57 @@ class Connection:
 @dataclass(frozen=True, slots=True)
 class Update:
     """A half layer's output y [T, D] and how it is mixed back: post [T, N], m [T, N, N]; `hyper_mix` reads the last
-    half layer's and leaves those of the next."""
+    half layer's and leaves those of the next, or in a step sums [T, 2 N + 2 N N], from which `WayBack` makes them."""
     y: "cp.ndarray"
     post: "cp.ndarray"
     m: "cp.ndarray"
+    sums: "cp.ndarray"
 
     def last(self) -> "Update":
         """Of the last token."""
-        return Update(self.y[-1:], self.post[-1:], self.m[-1:])
+        return Update(self.y[-1:], self.post[-1:], self.m[-1:], self.sums[-1:])
 
 
-def hyper_mix(streams: "cp.ndarray", of: Connection, update: Update, first: bool, x: "cp.ndarray") -> None:
+@dataclass(frozen=True, slots=True)
+class WayBack:
+    """What a step's `hyper_mix` leaves to another launch of the same half layer, which has blocks to spare: 20 rounds
+    of divisions take a thread 3 us, and x is wanted at once."""
+    of: Connection
+    update: Update
+
+    def arguments(self) -> "tuple[cp.ndarray | int | float, ...]":
+        of, update = self.of, self.update
+        return update.sums, of.scale, of.base, of.iterations, of.hc_eps, of.eps, update.post, update.m
+
+    def defines(self) -> Defines:
+        return ("N", self.update.post.shape[1]), ("HIDDEN", self.update.y.shape[1])
+
+
+NO_WAY_BACK = (None, None, None, 0, 0.0, 0.0, None, None)
+
+
+def hyper_mix(streams: "cp.ndarray", of: Connection, update: Update, first: bool, x: "cp.ndarray", step: bool) -> None:
     """streams[t, j] = post[t, j] y[t] + sum_i m[t, i, j] streams[t, i], in place, unless this is the first half layer;
-    then x [T, D] = rms(sum_n pre[n] streams[n]) norm, and post and m of this half layer (none for a head: M = N).
+    then x [T, D] = rms(sum_n pre[n] streams[n]) norm, and how this half layer will be mixed back (a head, with M = N,
+    is not).
 
-    streams f32 [T, N, D]; all f32.
+    streams f32 [T, N, D]; all f32. step: T is at most 16, and post and m are left to a `WayBack`.
     """
     T, N, D = streams.shape
     M = of.fn.shape[0]
     defines = (("N", N), ("D", D), ("M", M), ("FN_HALF", int(of.fn.kind == "F16")))
-    args = (streams, of.fn.raw, update.y, update.post, update.m, not first, of.scale, of.base, of.norm, of.iterations,
-            of.hc_eps, of.eps, x)
-    if T <= STEP_TOKENS:
+    args = (streams, of.fn.raw, update.y, update.post, update.m, not first, of.scale, of.base, of.norm, of.hc_eps,
+            of.eps, x, update.sums, T)
+    if step:
         cluster, pairs = _shares(D)
-        defines += (("STEP", 1), ("CLUSTER", cluster), ("PAIRS", pairs), ("PASSES", D // (2 * pairs * cluster)))
-        launch(kernel("hyper_mix", "mix", defines), (cluster, T), (N * pairs,), args)
+        tokens = 1 if T * cluster <= processors() // 2 else 2
+        defines += (("STEP", 1), ("CLUSTER", cluster), ("PAIRS", pairs), ("PASSES", D // (2 * pairs * cluster)),
+                    ("TOKENS", tokens))
+        launch(kernel("hyper_mix", "mix", defines), (cluster, -(-T // tokens)), (N * pairs,), args)
         return
     shared = 4 * (CHUNK_TOKENS + 8 * -(-M // 8)) * (N * CHANNELS + 4)
-    launch(kernel("hyper_mix", "mix", (*defines, ("STEP", 0)), shared), (-(-T // CHUNK_TOKENS),), (256,), (*args, T), shared)
+    launch(kernel("hyper_mix", "mix", (*defines, ("STEP", 0)), shared), (-(-T // CHUNK_TOKENS),), (256,),
+           (*args, of.iterations), shared)
 
 
 def _shares(D: int) -> tuple[int, int]:

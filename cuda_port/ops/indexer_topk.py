@@ -37,4 +37,5 @@ def choose_rows(q: "cp.ndarray", weight: "cp.ndarray", table: "cp.ndarray", rows
             (turned[part], weight[part], rows, pages if together else pages[part],
              0 if together else pages.shape[1], positions[part], scores, most, count,
              queries, k, scale))
-        launch(kernel("indexer_topk", "choose", defines), (count,), (1024,), (scores, positions[part], chosen[part], most, k))
+        launch(kernel("indexer_topk", "choose", defines), (count,), (1024,),
+               (scores, positions[part], chosen[part], most, k))

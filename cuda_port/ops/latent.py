@@ -6,6 +6,7 @@ from ctypes import c_longlong
 from ds4mlx.cuda_port.build import kernel
 from ds4mlx.cuda_port.device import cupy as cp
 from ds4mlx.cuda_port.launch import launch
+from ds4mlx.cuda_port.ops.hyper_mix import WayBack
 from ds4mlx.cuda_port.sizes import Sizes
 
 
@@ -39,28 +40,30 @@ def latent(q: "cp.ndarray", kv: "cp.ndarray", norms: Norms, table: "cp.ndarray",
 
 def keep_rows(rows: "cp.ndarray", ring: "cp.ndarray", start: int, sizes: Sizes) -> None:
     """The last rows of a chunk from position `start` on into a window's ring u8 [ring, row bytes]."""
-    launch(kernel("latent", "keep", _defines(sizes, 0)), (min(len(rows), sizes.ring),), (128,), (rows, ring, start, len(rows)))
+    launch(kernel("latent", "keep", _defines(sizes, 0)), (min(len(rows), sizes.ring),), (128,),
+           (rows, ring, start, len(rows)))
 
 
 def latent_step(q: "cp.ndarray", kv: "cp.ndarray", norms: Norms, tables: "cp.ndarray", qr: "cp.ndarray",
                 window: "cp.ndarray", slot_bytes: int, slots: "cp.ndarray", positions: "cp.ndarray",
                 pages: "cp.ndarray", products: "list[tuple[cp.ndarray, cp.ndarray]]", compressors: list[Compressor],
-                ratio: int, sizes: Sizes, eps: float) -> None:
+                ratio: int, sizes: Sizes, eps: float, back: WayBack) -> None:
     """A token of each of B sessions: `latent` with rows into the windows' rings, and k, s [B, columns] of `products`
     into the compressors' rings, with the rows that they complete into the pools.
 
     tables as `tables` gives them; slots, positions i32 [B]; pages i32 [B, P]; window u8 [slots, slot bytes] from where
-    the layer's rings begin. One launch.
+    the layer's rings begin; back: of attention's hyper-connection. One launch.
     """
     kind = 1 if ratio else 0
     args = [q, kv, norms.q, norms.kv, tables[kind, 0], tables[kind, 1], qr, window, c_longlong(slot_bytes), slots,
-            positions, eps]
+            positions, eps, *back.arguments()]
     if ratio:
         group = tables[2 if ratio == 4 else 3]
         args += [group[0], group[1], pages, pages.shape[1]]
     for (k, s), c in zip(products, compressors, strict=True):
         args += [k, s, c.ape, c.norm, c.state, c.rows]
-    launch(kernel("latent", "step", _defines(sizes, ratio)), (len(q), 2 + len(compressors)), (_threads(sizes),), tuple(args))
+    launch(kernel("latent", "step", (*_defines(sizes, ratio), *back.defines())), (len(q), 3 + len(compressors)),
+           (_threads(sizes),), args)
 
 
 def _threads(sizes: Sizes) -> int:

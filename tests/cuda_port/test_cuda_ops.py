@@ -2,7 +2,8 @@
 import cupy as cp
 import numpy as np
 import pytest
-from oracle.numpy_forward import (fp8_round, frequencies, hadamard_fp4, hyper_post, hyper_pre, rms, rope, sigmoid, softmax)
+from oracle.numpy_forward import (fp8_round, frequencies, hadamard_fp4, hyper_post, hyper_pre, rms, rope, sigmoid,
+                                  softmax)
 
 from ds4mlx.cuda_port import ops, scratch
 from ds4mlx.cuda_port.device import use_stream
@@ -67,19 +68,24 @@ def test_cuda_tables_are_exact_at_a_million():
         np.testing.assert_allclose(found[kind], [np.cos(angle), np.sin(angle)], atol=1e-7)
 
 
-@pytest.mark.parametrize("tokens", [1, 5, 16, 40])
+@pytest.mark.parametrize("tokens, step", [(1, True), (5, True), (16, True), (1, False), (45, False)])
 @pytest.mark.parametrize("kind", ["F16", "F32"])
-def test_cuda_hyper_connection(tokens, kind, rng):
+def test_cuda_hyper_connection(tokens, step, kind, rng):
     D, real = 4096, {"F16": np.float16, "F32": np.float32}[kind]
     streams, y = rng.standard_normal((tokens, 4, D)), rng.standard_normal((tokens, D))
     fn = (rng.standard_normal((24, 4 * D)) * 0.01).astype(real)
     scale, base, norm = rng.standard_normal(3), rng.standard_normal(24), 1 + 0.1 * rng.standard_normal(D)
     post, m = rng.random((tokens, 4)), rng.random((tokens, 4, 4))
-    of = ops.Connection(Weight(kind, cp.asarray(fn).view(cp.uint8), fn.shape), f32(scale), f32(base), f32(norm), 20, 1e-6,
-                        1e-6)
-    held, update, x = f32(streams), ops.Update(f32(y), f32(post), f32(m)), cp.empty((tokens, D), cp.float32)
+    of = ops.Connection(Weight(kind, cp.asarray(fn).view(cp.uint8), fn.shape), f32(scale), f32(base), f32(norm), 20,
+                        1e-6, 1e-6)
+    held, x = f32(streams), cp.empty((tokens, D), cp.float32)
+    update = ops.Update(f32(y), f32(post), f32(m), cp.empty((tokens, 40), cp.float32))
     for first in (False, True):
-        ops.hyper_mix(held, of, update, first, x)
+        ops.hyper_mix(held, of, update, first, x, step)
+        if step:    # the rest is a router's or a latent's
+            e = cp.empty((tokens, 1), cp.int32), cp.empty((tokens, 1), cp.float32)
+            ops.route(f32(np.zeros((tokens, 8))), f32(np.zeros(8)), None, i32([0] * tokens), 1.0, *e,
+                      ops.WayBack(of, update))
         streams = streams if first else hyper_post(y, streams, post, m)
         wanted, wanted_post, wanted_m = hyper_pre(streams, fn.astype(np.float64), scale, base)
         near(held, streams, 1e-6)
@@ -88,14 +94,15 @@ def test_cuda_hyper_connection(tokens, kind, rng):
         near(update.m, wanted_m, 1e-5)
 
 
-def test_cuda_head_connection(rng):
+@pytest.mark.parametrize("step", [True, False])
+def test_cuda_head_connection(step, rng):
     D, tokens = 4096, 3
     streams, y, post = rng.standard_normal((tokens, 4, D)), rng.standard_normal((tokens, D)), rng.random((tokens, 4))
     m, fn = rng.random((tokens, 4, 4)), rng.standard_normal((4, 4 * D)) * 0.01
     of = ops.Connection(Weight("F32", f32(fn).view(cp.uint8), fn.shape), f32([0.7]), f32([0.1, -0.2, 0.3, 0]),
                         f32(np.ones(D)), 0, 1e-6, 1e-6)
     x = cp.empty((tokens, D), cp.float32)
-    ops.hyper_mix(f32(streams), of, ops.Update(f32(y), f32(post), f32(m)), False, x)
+    ops.hyper_mix(f32(streams), of, ops.Update(f32(y), f32(post), f32(m), x), False, x, step)
     streams = hyper_post(y, streams, post, m)
     pre = sigmoid(rms(streams.reshape(tokens, -1)) @ fn.T * 0.7 + [0.1, -0.2, 0.3, 0]) + 1e-6
     near(x, rms(np.einsum("tn,tnd->td", pre, streams)), 1e-5)
@@ -136,6 +143,9 @@ class Card:
         h, r = history, history.ratio
         self.history, self.slot, held = h, slot, overlap(r) * r if r else 0
         self.norms = ops.Norms(*map(f32, h.norms))
+        none = [cp.zeros((1, n), cp.float32) for n in (4096, 4, 16, 40)]
+        self.back = ops.WayBack(ops.Connection(None, f32(np.ones(3)), f32(np.zeros(24)), None, 20, 1e-6, 1e-6),
+                                ops.Update(*none))
         self.window = cp.zeros((slots, SIZES.ring * 584), cp.uint8)
         self.pages = i32([2, 1, 4, 3])
         self.compressors = [ops.Compressor(f32(h.apes[i]), f32(h.row_norms[i]),
@@ -163,7 +173,8 @@ class Card:
         # The slots of this test's arrays differ in size, where a session has one slot for all: it is the only one here.
         parts = [ops.Compressor(c.ape, c.norm, c.state[self.slot:], c.rows, c.index) for c in self.compressors]
         ops.latent_step(f32(h.q[at]), f32(h.kv[at]), self.norms, tables(at), qr, self.window[self.slot:], stride,
-                        i32([0]), i32(at), pages, [(f32(k[at]), f32(s[at])) for k, s in h.products], parts, r, SIZES, 1e-6)
+                        i32([0]), i32(at), pages, [(f32(k[at]), f32(s[at])) for k, s in h.products], parts, r, SIZES,
+                        1e-6, self.back)
         return qr
 
     def pool(self, i, count):
@@ -237,7 +248,8 @@ def test_cuda_attention_of_a_chunk_and_of_steps(ratio, exact, rng):
                     cp.tile(card.pages, (8, 1)) if ratio else None, None if picks is None else picks[-8:],
                     n // ratio if ratio else 0)
     o = cp.empty((8, 64 * 512), cp.float32)
-    ops.attend(f32(q[some]), cp.ascontiguousarray(table[:, -8:]), held, i32(some), f32(sink), ratio, SIZES, 1e-6, exact, o)
+    ops.attend(f32(q[some]), cp.ascontiguousarray(table[:, -8:]), held, i32(some), f32(sink), ratio, SIZES, 1e-6, exact,
+               o)
     near(o, np.stack(wanted)[-8:], 1e-5 if exact else 2e-3)
 
 

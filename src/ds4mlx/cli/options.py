@@ -29,7 +29,7 @@ def add_engine_flags(parser: ArgumentParser) -> None:
     group.add_argument("--kv-round", metavar="official|none", help="rounding of cached rows (official)")
     group.add_argument("--quality", action="store_true", default=None,
                        help="compute exactly where a faster way rounds more")
-    group.add_argument("--engine", metavar="mlx|stub", help=SUPPRESS)
+    group.add_argument("--engine", metavar="mlx|cuda", help="what computes: MLX, or kernels on a CUDA card (mlx)")
     group.add_argument("--ops", metavar="NAME", help=SUPPRESS)
     group.add_argument("--no-lock", dest="lock", action="store_false", default=None,
                        help="load although another process has a model loaded")

@@ -6,11 +6,15 @@ from ds4mlx.engine.protocol import Engine
 def open_engine(settings: Settings) -> Engine:
     """The engine that `settings` names, over the model file `settings.model`.
 
-    Call it on the thread that will use the engine. Raises ModelFileError, DoesNotFit.
+    Call it on the thread that will use the engine. Raises ModelFileError, DoesNotFit, and UsageError for an engine
+    whose packages are not installed.
     """
     assert settings.model is not None, "resolve the model before opening an engine"
     if settings.engine == "stub":
         from ds4mlx.engine.stub import open_stub
         return open_stub(settings.model)
+    if settings.engine == "cuda":
+        from ds4mlx.cuda_port.engine import open_cuda
+        return open_cuda(settings, settings.model)
     from ds4mlx.engine.mlx_engine import open_mlx
     return open_mlx(settings, settings.model)
