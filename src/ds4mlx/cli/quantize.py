@@ -64,6 +64,7 @@ def run(args: Namespace) -> int:
         return _show(plan, args.json)
     if not (args.verify and out.exists() and not (args.overwrite or args.resume)):
         from ds4mlx.quant.conversion import convert
+        _tell_speed(plan)
         try:
             with _progress(plan) as progress:
                 convert(plan, out, resume=args.resume, overwrite=args.overwrite, threads=threads, progress=progress)
@@ -104,6 +105,14 @@ def _plan(args: Namespace, source: Path) -> "Plan":
         print(f"{args.imatrix}: nothing for {len(plan.unweighed)} matrices, {plan.unweighed[0]} first; their columns "
               "count evenly", file=sys.stderr)
     return plan
+
+
+def _tell_speed(plan: "Plan") -> None:
+    from ds4mlx.quant import compiled
+    from ds4mlx.quant.encode import SEARCHED
+    if not compiled.built() and any(tensor.kind in SEARCHED for tensor in plan.tensors):
+        print("search.cpp is not built: NumPy searches, sixty times slower; install again with a C++ compiler",
+              file=sys.stderr)
 
 
 # ---- --dry-run
