@@ -125,6 +125,8 @@ def test_hits_misses_and_evictions_of_the_disk_are_counted_by_what_they_were(ser
     assert counted['ds4mlx_kv_disk_hits_total{kind="thinking-visible"}'] == 1
     assert counted['ds4mlx_kv_disk_misses_total{reason="no-candidate"}'] == 42
     assert counted['ds4mlx_kv_disk_evictions_total{reason="disk-cache-full"}'] > 10
+    kept = stats(server)["kv_cache"]
+    assert sum(kept["hits_by_key"].values()) == kept["hits"] > 0
 
 
 def test_the_engines_memory_is_told(serve):

@@ -386,7 +386,7 @@ class Store:
         return StoreStats(len(index.heads), usable, len(index.segments), index.total_bytes(),
                           self.options.budget_bytes, len(index.quarantined), len(index.foreign),
                           self._hits.total(), self._rejected, writer.saved, writer.skipped, writer.failed,
-                          self._room.evicted.total(), self._hits.copy(), self._room.evicted.copy(),
+                          self._room.evicted.total(), dict(self._hits), dict(self._room.evicted),
                           writer.last.written_bytes if writer.last else 0, self._directory.written_bytes,
                           writer.paused)
 
