@@ -137,6 +137,13 @@ def test_a_user_without_a_home_directory_is_told_to_name_one(monkeypatch):
 
 def test_color_is_for_terminals_and_no_color_turns_it_off(monkeypatch):
     monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
     assert color_wanted("auto", True) and not color_wanted("auto", False) and color_wanted("always", False)
     monkeypatch.setenv("NO_COLOR", "1")
     assert not color_wanted("auto", True)
+
+
+def test_a_dumb_terminal_is_not_coloured(monkeypatch):
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "dumb")
+    assert not color_wanted("auto", True) and color_wanted("always", True)

@@ -21,7 +21,7 @@ class Settings:
     """Everything a run can be told. Sizes in tokens unless the name says otherwise."""
     # model and engine
     model: Path | None = None                   # None: ./ds4flash.gguf if there, else the built-in tiny model
-    engine: Literal["mlx", "stub"] = "mlx"
+    engine: Literal["mlx", "cuda", "stub"] = "mlx"
     ctx: int = 32768
     prefill_chunk: int = 2048                   # a multiple of 128
     memory_limit_gb: float | None = None        # None: 85 % of what the device recommends
@@ -137,8 +137,13 @@ def _home() -> Path:
 
 
 def color_wanted(choice: Literal["auto", "always", "never"], terminal: bool) -> bool:
-    """Whether to colour a stream; NO_COLOR, set to anything, turns "auto" off."""
-    return choice == "always" or choice == "auto" and terminal and not os.environ.get("NO_COLOR")
+    """Whether to colour a stream; NO_COLOR, set to anything, turns "auto" off, and so does a terminal that is dumb."""
+    return choice == "always" or choice == "auto" and terminal and not dumb() and not os.environ.get("NO_COLOR")
+
+
+def dumb() -> bool:
+    """Whether the terminal, if there is one, says that it can move no cursor."""
+    return os.environ.get("TERM") == "dumb"
 
 
 Given = tuple[str, object, str]  # setting, its value, what to call it in an error

@@ -89,6 +89,12 @@ def test_a_kept_conversation_goes_on_in_the_next_run(chat, tmp_path):
     assert [text for _, text in saved(tmp_path / "home" / "chats" / "river.json")[1:]] == ["one", "one", "two", "two"]
 
 
+def test_a_kept_conversation_is_not_computed_again_where_states_are_on_disk(chat):
+    options = ["--keep", "river", "--kv-disk-dir", "kv", "--nothink"]
+    chat("word " * 600, options=options)
+    assert cached(chat("two", options=options).err)[0] >= 1200     # what was said and what was answered
+
+
 def test_a_file_is_sent_as_a_message(chat, tmp_path):
     (tmp_path / "question.txt").write_text("from\na file")
     assert chat("/read question.txt").out == "from\na file\n"

@@ -143,7 +143,7 @@ def test_ctrl_c_twice_in_an_answer_leaves_and_gives_the_cursor_back(chat, tmp_pa
 def test_a_window_may_change_its_size_at_the_prompt_and_in_an_answer(chat):
     child = chat("--power", "1", "--nothink")
     child.setwinsize(10, 30)
-    child.send("count " * 40)
+    child.send("count " * 12)
     child.setwinsize(40, 120)
     child.send("\r")
     child.expect("count count")
@@ -159,6 +159,12 @@ def test_reasoning_is_dim_unless_colour_is_not_wanted(chat):
         shown.append(answered(child))
         assert leave(child) == 0
     assert DIM in shown[0] and DIM not in shown[1] and "\x1b[31m" not in shown[1]
+
+
+def test_a_dumb_terminal_is_sent_nothing_but_text(chat):
+    child = chat("-n", "12", "--temp", "0", engine="mlx", TERM="dumb")
+    child.send("Why?\r")
+    assert "\x1b" not in answered(child)
 
 
 def test_a_redirected_answer_is_clean_to_the_byte(chat, tmp_path):

@@ -52,7 +52,7 @@ def test_json_is_one_object(serve, ds4mlx):
 
 
 def test_the_speed_of_a_slot_is_that_of_the_time_between_two_looks(serve):
-    server = serve("long " * 400, step_s=0.002)
+    server = serve("long " * 150, step_s=0.002)
     asking = threading.Thread(target=server.chat)
     asking.start()
     before = read(server.url, None)

@@ -90,14 +90,16 @@ async def _run(args: Namespace, settings: "Settings", dialogue: "Dialogue", kept
     from io import BytesIO
 
     from ds4mlx.cli.chat_commands import COMMANDS
-    from ds4mlx.cli.chat_input import Piped, Terminal
+    from ds4mlx.cli.chat_input import PROMPT, Piped, Terminal
     from ds4mlx.cli.interrupt import Interrupt
-    from ds4mlx.config import color_wanted, state_dir
+    from ds4mlx.config import color_wanted, dumb, state_dir
     interrupt = Interrupt()
     interrupt.listen()
     terminal = sys.stdin is not None and sys.stdin.isatty()
-    lines: Lines = Terminal(state_dir() / "history", [f"/{command.name}" for command in COMMANDS]) if terminal else \
-        Piped(sys.stdin.buffer if sys.stdin else BytesIO())
+    if terminal and not dumb():
+        lines: Lines = Terminal(state_dir() / "history", [f"/{command.name}" for command in COMMANDS])
+    else:
+        lines = Piped(sys.stdin.buffer if sys.stdin else BytesIO(), PROMPT if terminal else "")
     chat = Chat(settings, dialogue, kept, interrupt, color=color_wanted(args.color, sys.stderr.isatty()),
                 reasoning=not args.hide_thinking and sys.stdout.isatty())
     await chat.open()

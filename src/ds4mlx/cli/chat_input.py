@@ -26,13 +26,14 @@ class Lines(Protocol):
 
 
 class Piped:
-    """Lines of a file or pipe; a backslash at the end of one joins the next."""
+    """Lines of a file or pipe, or of a terminal that can do no more; a backslash at the end of one joins the next."""
 
-    def __init__(self, stream: BinaryIO) -> None:
-        self._stream = stream
+    def __init__(self, stream: BinaryIO, prompt: str = "") -> None:
+        self._stream, self._prompt = stream, prompt
 
     async def next(self) -> str | None:
         import asyncio
+        print(self._prompt, end="", file=sys.stderr, flush=True)
         line = await asyncio.to_thread(self._message)   # Ctrl+C is heard while it waits
         return None if line is None else decoded(line)
 
