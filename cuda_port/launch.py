@@ -1,7 +1,7 @@
 """Launches through the driver: arguments that are structures, and kernels that begin while the one before them ends.
 
-A kernel launched here may run before its predecessor in the stream has finished. It must wait (AWAIT_INPUTS in
-planes.cuh) before it reads or writes anything but weights; then all that the predecessor wrote is there.
+A kernel launched here may run before its predecessor in the stream has finished. It must wait (AWAIT_TURN in
+lanes.cuh) before it reads or writes anything but weights; then all that the predecessor wrote is there.
 """
 import ctypes
 from collections.abc import Sequence

@@ -14,7 +14,7 @@
 // matrix's rows otherwise. One group of lanes a result, in float32.
 KERNEL void plain(const float* x, const u8* w, const int* matrices, float* y, int rows, int share, int groups,
                   size_t count) {
-    AWAIT_INPUTS();
+    AWAIT_TURN();
     for (size_t i = blockIdx.x * (size_t)(blockDim.x / LANES) + group_id(); i < count;
          i += (size_t)gridDim.x * (blockDim.x / LANES)) {
         size_t v = i / rows, n = i % rows;
@@ -88,7 +88,7 @@ KERNEL __launch_bounds__(THREADS, TILES_OF_TOKENS > 2 ? 1 : 2) void decode(const
     int tiles = job.ends[job.count - 1], stride = gridDim.x * TOGETHER, base = blockIdx.x * TOGETHER;
     int rounds = base < tiles ? (tiles - base + stride - 1) / stride : 0;
     int mine = slot < TOGETHER ? tiles : 0;  // where this group of lanes stops
-    LET_NEXT_BEGIN();
+    PASS_TURN();
     for (int phase = 0; phase < PHASES; ++phase) {
         Cursor ahead = {{}, base + slot};
         ahead.locate(job, mine);
@@ -112,7 +112,7 @@ KERNEL __launch_bounds__(THREADS, TILES_OF_TOKENS > 2 ? 1 : 2) void decode(const
             in = in + 1 == DEPTH ? 0 : in + 1;
         };
         for (int i = 0; i < DEPTH; ++i) begin();
-        if (phase == 0) AWAIT_INPUTS();
+        if (phase == 0) AWAIT_TURN();
         else __syncthreads();
         for_blocks<TILES_OF_TOKENS == 1 ? 2 : 4>(
             job.tokens * (PART / BLOCK),

@@ -42,7 +42,7 @@ DEVICE int target(int b, int at) {
 
 // to[row] = from[row], arranged. A thread a byte; MXFP4, whose nibbles move apart, has its own way.
 KERNEL void arrange(const u8* from, u8* to, size_t bytes) {
-    AWAIT_INPUTS();
+    AWAIT_TURN();
     for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < bytes; i += (size_t)gridDim.x * blockDim.x) {
         size_t row = i / ROW_BYTES;
         int in = i % ROW_BYTES, b = in / BLOCK_BYTES, at = in % BLOCK_BYTES;
@@ -71,7 +71,7 @@ DEVICE __half written(float v, __half*) { return __float2half_rn(fminf(fmaxf(v, 
 // out [rows, WIDTH] = the weights; a thread writes eight, or the rest of a row.
 KERNEL void dequantize(const u8* raw, OUT* out, size_t octets) {
     const int of_row = (WIDTH + 7) / 8;
-    AWAIT_INPUTS();
+    AWAIT_TURN();
     for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < octets; i += (size_t)gridDim.x * blockDim.x) {
         size_t r = i / of_row;
         int k = i % of_row * 8;
@@ -91,7 +91,7 @@ KERNEL void dequantize(const u8* raw, OUT* out, size_t octets) {
 
 // halves of x, for products of halves.
 KERNEL void to_half(const float* x, __half* y, size_t count) {
-    AWAIT_INPUTS();
+    AWAIT_TURN();
     for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < count; i += (size_t)gridDim.x * blockDim.x)
         y[i] = written(x[i], y);
 }

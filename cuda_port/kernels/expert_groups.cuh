@@ -10,7 +10,7 @@ KERNEL void group(const int* selected, int pairs, int experts, int size, int til
                   Tile* table) {
     __shared__ int count[MOST_EXPERTS], first[MOST_EXPERTS], tile[MOST_EXPERTS + 1];
     for (int e = threadIdx.x; e < experts; e += blockDim.x) count[e] = 0;
-    AWAIT_INPUTS();
+    AWAIT_TURN();
     __syncthreads();
     for (int i = threadIdx.x; i < pairs; i += blockDim.x) atomicAdd(count + selected[i], 1);
     __syncthreads();
@@ -43,14 +43,14 @@ DEVICE void put(__half* p, float v) { *p = __float2half_rn(v); }
 // out [V, rows] = weight[v] swiglu(gate, up), weight 1 where there is none.
 KERNEL void join(const float* gate, const float* up, const float* weight, float limit, OUT* out, int rows,
                  size_t count) {
-    AWAIT_INPUTS();
+    AWAIT_TURN();
     for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < count; i += (size_t)gridDim.x * blockDim.x)
         put(out + i, (weight ? weight[i / rows] : 1.f) * swiglu(gate[i], up[i], limit));
 }
 
 // y[t] += sum_s parts[place[t, s]], in the order of slots; place is t slots + s where there is none.
 KERNEL void add_slots(const float* parts, const int* place, float* y, int slots, int rows, size_t count) {
-    AWAIT_INPUTS();
+    AWAIT_TURN();
     for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < count / 4; i += (size_t)gridDim.x * blockDim.x) {
         size_t t = i / (rows / 4), d = i % (rows / 4);
         float4 sum = ((float4*)y)[i];

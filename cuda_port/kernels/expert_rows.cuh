@@ -64,7 +64,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     u8* routed = book + HAS_CODEBOOK * CODEBOOK_BYTES;
     int stride = gridDim.x * 2;
     Slice next;
-    LET_NEXT_BEGIN();
+    PASS_TURN();
     auto shared_of = [&](int u) {
         size_t at = ((size_t)u * UNIT + lane / 4) * SHARED_PITCH;
         return Rows{shared_gate + at, shared_up + at};
@@ -74,7 +74,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     if (fetched) fetch_q8(next, shared_of(unit), WIDTH, warp * Q8_COLUMNS);
     if (HAS_CODEBOOK) fill_codebook(book, CODEBOOK_PITCH);
     Codebook codebook(book);
-    AWAIT_INPUTS();
+    AWAIT_TURN();
     for (int start = 0; start < tokens; start += MOST) {
         int count = min(MOST, tokens - start), pairs = count * SLOTS;
         for_blocks<2>(count * BLOCKS, [&](int i) { return x + (size_t)start * WIDTH + i * BLOCK; },
@@ -177,14 +177,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     u8* routed = book + HAS_CODEBOOK * CODEBOOK_BYTES;
     int stride = gridDim.x * 2;
     Slice next;
-    LET_NEXT_BEGIN();
+    PASS_TURN();
     auto shared_of = [&](int u) { return rows_of(shared + (size_t)u * UNIT * SHARED_PITCH, SHARED_PITCH); };
     int unit = (int)blockIdx.x * 2 + team;
     bool fetched = team == 0 && unit * UNIT < ROWS && warp < SLICES;
     if (fetched) fetch_q8(next, shared_of(unit), WIDTH, warp * Q8_COLUMNS);
     if (HAS_CODEBOOK) fill_codebook(book, CODEBOOK_PITCH);
     Codebook codebook(book);
-    AWAIT_INPUTS();
+    AWAIT_TURN();
     for (int start = 0; start < tokens; start += MOST) {
         int count = min(MOST, tokens - start);
         for_blocks<2>(count * VECTORS * BLOCKS,

@@ -6,16 +6,6 @@
 #define DS4_PLANES
 #include "mma.cuh"
 
-// Kernels that are launched to overlap: the next one may begin once all blocks of this one have come here ...
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-#define LET_NEXT_BEGIN() asm volatile("griddepcontrol.launch_dependents;")
-// ... and it sees nothing that this one writes before it has waited. Weights may be read earlier.
-#define AWAIT_INPUTS() asm volatile("griddepcontrol.wait;" ::: "memory")
-#else
-#define LET_NEXT_BEGIN()
-#define AWAIT_INPUTS()
-#endif
-
 #if defined(__HIP__)
 #define __grid_constant__
 #endif
@@ -76,7 +66,8 @@ DEVICE void copy16(void* to, const void* from) {
 }
 DEVICE void copy8(void* to, const void* from) {
 #if DS4_MMA_PTX
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" :: "r"((u32)__cvta_generic_to_shared(to)), "l"(from) : "memory");
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8;"
+                 :: "r"((u32)__cvta_generic_to_shared(to)), "l"(from) : "memory");
 #else
     *(Duo*)to = *(const Duo*)from;
 #endif

@@ -56,7 +56,8 @@ def hip() -> list[str]:
     clang = next(filter(None, map(shutil.which, ("clang++-19", "clang++-20", "clang++"))), None)
     if not clang:
         return []
-    command = [clang, "-x", "hip", "--offload-device-only", "--offload-arch=gfx1151", "-nogpulib", "-S", "-o", "/dev/null"]
+    command = [clang, "-x", "hip", "--offload-device-only", "--offload-arch=gfx1151", "-nogpulib", "-S", "-o",
+               "/dev/null"]
     source = "#include <hip/hip_runtime.h>\n#include <hip/hip_fp16.h>\n__global__ void f() {}\n"
     tried = subprocess.run([*command, "-"], input=source, capture_output=True, text=True)
     return command if tried.returncode == 0 else []
@@ -82,7 +83,8 @@ def test_cuda_every_type_and_form_compiles_for_hopper(stem):
     if not shutil.which("nvcc"):
         pytest.skip("no nvcc here")
     for case in [*CASES[stem], *HOPPER.get(stem, [])]:
-        assert not built(["nvcc", "-std=c++17", "-arch=sm_90", "-cubin", "-o", "/dev/null", *macros(case), f"{stem}.cu"])
+        assert not built(["nvcc", "-std=c++17", "-arch=sm_90", "-cubin", "-o", "/dev/null", *macros(case),
+                          f"{stem}.cu"])
 
 
 @pytest.mark.slow
