@@ -8,8 +8,8 @@
 //
 // step: a chunk of one sequence. Tokens are numbered from the first that the frontier holds.
 //
-// token: a token of each of several sequences, y the sequence. The frontier is a ring, of SLOTS places. Places of tokens
-// that are no longer needed are left as they are, which may be anything.
+// token: a token of each of several sequences, y the sequence. The frontier is a ring, of SLOTS places. Those of tokens
+// that are no longer needed are not written, and may hold anything.
 #include "rows.h"
 
 // What a chunk does; the same as `compress_step` has it.

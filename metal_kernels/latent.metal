@@ -2,8 +2,10 @@
 //
 // D / 4 threads a threadgroup: for each token one for its latent query and one for its row, where a thread holds four
 // neighbouring channels; then those that copy the window, COPIED words of it a thread. A row of 584 bytes is copied as
-// words of four bytes, one of 194 as words of two. RING: a token of each of several sequences, whose window is a ring of
-// WIDTH rows, ROW words each; the new row takes the place of one.
+// words of four bytes, one of 194 as words of two.
+//
+// RING: a token of each of several sequences, whose window is a ring of WIDTH rows, ROW words each; the new row takes
+// the place of one.
 #include "rows.h"
 // ---- kernel latent
 threadgroup float partial[32];

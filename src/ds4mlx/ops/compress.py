@@ -50,7 +50,7 @@ def compress_token(k: mx.array, s: mx.array, frontiers: mx.array, ape: mx.array,
     m = columns // norm.shape[0]
     if frontiers.shape != (B, m * ratio, 2, columns) or cos.shape[0] != B or positions.shape != (B,):
         raise ValueError(f"compress_token: frontiers {frontiers.shape}, tables {cos.shape}, positions "
-                         f"{positions.shape} for k {k.shape}, needed {(B, m * ratio, 2, columns)} and {B} of the others")
+                         f"{positions.shape} for k {k.shape}, needed {(B, m * ratio, 2, columns)} and {B} others")
     run = pick(token_reference, metal=token_metal, native=token_cpu)
     return run(k, s, frontiers, ape, norm, cos, sin, positions, packing, eps)
 
