@@ -162,6 +162,10 @@ def test_a_command_that_cannot_be_is_one_line_and_the_chat_goes_on(chat, line, t
     assert result.code == 1 and told in result.err.splitlines()[0] and result.out == "on\n"
 
 
+def test_colour_in_a_pipe_is_for_who_asks(chat):
+    assert "\x1b[31m" in chat("/xyzzy", options=["--color", "always"]).err and "\x1b" not in chat("/xyzzy").err
+
+
 def test_the_duty_cycle_is_set(chat):
     assert "power: 50 %" in chat("/power 50").err
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from ds4mlx.cli.chat_dialogue import Dialogue
     from ds4mlx.cli.chat_input import Lines
-    from ds4mlx.cli.chat_screen import AnswerView
+    from ds4mlx.cli.chat_screen import AnswerView, Style
     from ds4mlx.cli.interrupt import Interrupt
     from ds4mlx.config import Settings
     from ds4mlx.service.service import Service
@@ -91,6 +91,7 @@ async def _run(args: Namespace, settings: "Settings", dialogue: "Dialogue", kept
 
     from ds4mlx.cli.chat_commands import COMMANDS
     from ds4mlx.cli.chat_input import PROMPT, Piped, Terminal
+    from ds4mlx.cli.chat_screen import Style
     from ds4mlx.cli.interrupt import Interrupt
     from ds4mlx.config import color_wanted, dumb, state_dir
     interrupt = Interrupt()
@@ -100,8 +101,9 @@ async def _run(args: Namespace, settings: "Settings", dialogue: "Dialogue", kept
         lines: Lines = Terminal(state_dir() / "history", [f"/{command.name}" for command in COMMANDS])
     else:
         lines = Piped(sys.stdin.buffer if sys.stdin else BytesIO(), PROMPT if terminal else "")
-    chat = Chat(settings, dialogue, kept, interrupt, color=color_wanted(args.color, sys.stderr.isatty()),
-                reasoning=not args.hide_thinking and sys.stdout.isatty())
+    style = Style(not args.hide_thinking and sys.stdout.isatty(), color_wanted(args.color, sys.stdout.isatty()),
+                  color_wanted(args.color, sys.stderr.isatty()))
+    chat = Chat(settings, dialogue, kept, interrupt, style)
     await chat.open()
     try:
         if terminal:
@@ -114,10 +116,10 @@ async def _run(args: Namespace, settings: "Settings", dialogue: "Dialogue", kept
 class Chat:
     """A conversation and the engine that answers in it."""
 
-    def __init__(self, settings: "Settings", dialogue: "Dialogue", kept: Path | None, interrupt: "Interrupt", *,
-                 color: bool, reasoning: bool) -> None:
+    def __init__(self, settings: "Settings", dialogue: "Dialogue", kept: Path | None, interrupt: "Interrupt",
+                 style: "Style") -> None:
         self.settings, self.dialogue, self._kept, self._interrupt = settings, dialogue, kept, interrupt
-        self._color, self._reasoning = color, reasoning
+        self._style = style
         self._most = MOST_TOKENS if settings.tokens == type(settings)().tokens else settings.tokens
         self.service: "Service"     # once opened
         self._failed = False
@@ -174,7 +176,7 @@ class Chat:
         """Ask and show the answer. A question that comes to nothing is taken back. Raises Ds4Error."""
         from ds4mlx.cli.chat_screen import AnswerView
         self.dialogue.ask(text)
-        view = AnswerView(self._color, self._reasoning)
+        view = AnswerView(self._style)
         try:
             await self._answer(view)
         finally:
@@ -220,4 +222,4 @@ class Chat:
     def tell(self, text: str, style: str = "") -> None:
         """A line for the user on standard error."""
         with suppress(BrokenPipeError):
-            print(f"{style}{text}{PLAIN}" if style and self._color else text, file=sys.stderr, flush=True)
+            print(f"{style}{text}{PLAIN}" if style and self._style.colored_notes else text, file=sys.stderr, flush=True)

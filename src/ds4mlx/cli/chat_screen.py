@@ -1,17 +1,26 @@
 """What a chat shows of an answer: its text as it comes, then a line of figures."""
 import sys
+from dataclasses import dataclass
 
 from ds4mlx.chat.events import Event, Finish, gather
 from ds4mlx.cli.answer import Speed, TextWriter, speed_line
 from ds4mlx.cli.prompt_bar import PromptBar
 
 
+@dataclass(frozen=True, slots=True)
+class Style:
+    """reasoning: it is shown. Answers go to standard output, notes to standard error."""
+    reasoning: bool
+    colored_answers: bool
+    colored_notes: bool
+
+
 class AnswerView:
     """One answer of a chat: shown as its events come, and kept."""
 
-    def __init__(self, color: bool, reasoning: bool) -> None:
-        self._bar, self._speed = PromptBar(color), Speed()
-        self._writer = TextWriter(sys.stdout, reasoning=reasoning, color=color and sys.stdout.isatty())
+    def __init__(self, style: Style) -> None:
+        self._bar, self._speed = PromptBar(style.colored_notes), Speed()
+        self._writer = TextWriter(sys.stdout, reasoning=style.reasoning, color=style.colored_answers)
         self._events: list[Event] = []
         self.end: Finish | None = None
 
