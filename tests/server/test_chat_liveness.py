@@ -96,12 +96,13 @@ def test_a_client_that_reads_nothing_is_dropped(serve, connect):
     assert server.chat(max_tokens=1)["usage"]["completion_tokens"] == 1
 
 
-def test_an_answer_that_is_read_too_slowly_ends_in_an_error_and_not_as_if_complete(serve):
-    server = serve("x" * 20_000, settings={"send_stall_timeout": 0.1, "ctx": 30_000})
+def test_an_answer_that_is_read_too_slowly_ends_in_an_error_and_not_as_if_complete(serve, monkeypatch):
+    monkeypatch.setattr("ds4mlx.service.mailbox.LIMIT_BYTES", 1000)   # a dozen tokens, not sixteen thousand
+    server = serve("x" * 2000, settings={"send_stall_timeout": 0.1})
     turn = Turn(Conversation((Message("user", (TextPart("Hi"),)),), thinking=False), Sampling())
 
     def on_loop(work):
-        return asyncio.run_coroutine_threadsafe(work, server.loop).result(10)
+        return asyncio.run_coroutine_threadsafe(work, server.loop).result()
 
     answer = on_loop(server.service.run(turn))
     until(lambda: idle(server))  # the mailbox is full of what nobody took

@@ -19,8 +19,8 @@ def read_until(connection, wanted):
 
 
 def until(condition):
-    """Return once `condition` holds: for what another thread does without telling."""
-    deadline = time.monotonic() + 10
+    """Return once `condition` holds: for what another thread does without telling. A minute means that it hangs."""
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.001)
