@@ -301,7 +301,7 @@ class AnswerStream:
                 case TextDelta(), TextDelta():
                     self._events[-1] = TextDelta(last.text + event.text)
                 case _, ToolCallStart() if event.name not in self._tools:
-                    log.info("the model calls %r, which the request does not declare", event.name)
+                    log.info("the model calls a tool that the request does not declare")  # a name is the model's words
                     self._events.append(event)
                 case _:
                     self._events.append(event)

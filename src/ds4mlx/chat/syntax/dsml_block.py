@@ -161,7 +161,7 @@ class DsmlBlock:
         if not name or len(self._objects) > MAX_NESTING:
             return False
         if name in keys and not self._muted:
-            log.info("the model repeated the parameter %r: the first one counts", name)
+            log.info("the model repeated a parameter: the first one counts")  # its name is the model's words
             self._muted = len(self._objects)
         self._emit(("," if keys else "") + f'"{string_piece(name)}":')
         keys.add(name)
