@@ -225,6 +225,11 @@ def test_a_refusal_names_the_most_that_fits(limit, advice):
     assert plan(32768, 3).fits == plan(24576, 4).fits == (limit == 420_000) and plan(4096, 4).fits == (limit > 30_000)
 
 
+def test_the_engine_tells_what_its_arrays_take(engine, session):
+    engine.prefill(session, PROMPT)
+    assert 0 < engine.memory().active_bytes <= engine.memory().peak_bytes
+
+
 def test_the_plan_grows_with_context_and_sessions(engine):
     small, large = engine.plan(1024, 1), engine.plan(8192, 3)
     assert small.fits and small.weights_bytes == large.weights_bytes

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import mlx.core as mx
 import numpy as np
 
 from ds4mlx import ops
