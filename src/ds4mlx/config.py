@@ -29,6 +29,7 @@ class Settings:
     quality: bool = False                       # exact paths where a fast one rounds more
     ops: Literal["auto", "reference", "cpu", "metal", "metal-emulated", "cuda"] = "auto"  # who computes
     power: int = 100                            # duty cycle, percent
+    warm_weights: bool = False                  # read all of a model file when it is opened, not as it is needed
     lock: bool = True                           # one big model per machine
     # prompts
     prompt_layout: Literal["official", "tools-first"] = "official"
@@ -105,8 +106,9 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "ctx": (1, 1 << 24), "prefill_chunk": (128, 1 << 20), "memory_limit_gb": (1e-3, 1e6), "power": (1, 100),
     "think_max_min_ctx": (0, 1 << 24), "tokens": (1, 1 << 24), "temp": (0, 100), "top_p": (0, 1), "min_p": (0, 1),
     "top_k": (0, 1 << 24), "seed": (0, (1 << 64) - 1), "port": (0, 65535), "batched_session": (1, 16),
-    "mixed_prefill_quantum": (128, 1 << 20), "max_queue": (0, 1 << 20), "max_body_mb": (1, 1 << 16), "sse_keepalive_seconds": (0, 86400), "send_stall_timeout": (0.1, 86400),
-    "drain_seconds": (0, 86400), "kv_rewind_points": (1, 256),
+    "mixed_prefill_quantum": (128, 1 << 20), "max_queue": (0, 1 << 20), "max_body_mb": (1, 1 << 16),
+    "sse_keepalive_seconds": (0, 86400), "send_stall_timeout": (0.1, 86400), "drain_seconds": (0, 86400),
+    "kv_rewind_points": (1, 256),
     "kv_disk_space_mb": (1, 1 << 30), "kv_cache_min_tokens": (1, 1 << 24),
     "kv_cache_cold_max_tokens": (0, 1 << 24), "kv_cache_continued_interval_tokens": (0, 1 << 24),
     "kv_cache_boundary_trim_tokens": (0, 1 << 20), "kv_cache_boundary_align_tokens": (0, 1 << 20),

@@ -26,6 +26,8 @@ def add_engine_flags(parser: ArgumentParser) -> None:
     group.add_argument("--prefill-chunk", metavar="N", help="prompt tokens computed at a time (2048)")
     group.add_argument("--memory-limit-gb", metavar="F", help="refuse to need more (85 %% of what the device has)")
     group.add_argument("--power", metavar="N", help="duty cycle in percent, to keep a machine cool (100)")
+    group.add_argument("--warm-weights", action="store_true", default=None,
+                       help="read all of the model file at the start, not as it is needed")
     group.add_argument("--kv-round", metavar="official|none", help="rounding of cached rows (official)")
     group.add_argument("--quality", action="store_true", default=None,
                        help="compute exactly where a faster way rounds more")

@@ -45,6 +45,8 @@ class MLXEngine:
         plan = self.plan(context, settings.batched_session)
         mlx_memory.require(plan, context, self.plan)
         mlx_memory.reserve(plan)
+        if settings.warm_weights:
+            file.warm()
         self._model = weights.load(file, self._config, settings.kv_round)
         self._pools = Pools(self._config, settings.kv_round)
         self._sessions: weakref.WeakSet[MLXSession] = weakref.WeakSet()

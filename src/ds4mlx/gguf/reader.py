@@ -89,6 +89,10 @@ class GGUF:
             raise ModelFileError(f"{self.path}: tensor {name} is of {info.kind}, which is not supported")
         return self._bytes[info.offset:info.offset + info.nbytes].reshape(*info.shape[:-1], -1)
 
+    def warm(self) -> None:
+        """Read the whole file into memory, from its beginning to its end, by a look at every page of the mapping."""
+        self._bytes[::mmap.PAGESIZE].max()
+
     @contextmanager
     def scattered(self) -> Iterator[None]:
         """Inside, reads do not bring in their surroundings: for a few bytes here and there in a large file.
