@@ -38,6 +38,7 @@ class Settings:
     default_effort: Literal["low", "high", "max"] | None = None   # None: by profile
     think_max_min_ctx: int | None = None        # None: by profile; 0: no gate
     sort_tools: bool = False
+    honor_thinking_budget: bool = False         # `thinking.budget_tokens` of a request ends its reasoning
     # sampling, where a request says nothing
     tokens: int = 393216
     temp: float = 1.0

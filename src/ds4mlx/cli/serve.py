@@ -63,6 +63,8 @@ def _add_request_flags(group: ArgumentParser) -> None:
     group.add_argument("--default-effort", metavar="low|high|max", help="where a request says nothing")
     group.add_argument("--think-max-min-ctx", metavar="N",
                        help="context below which effort max becomes high; 0: none")
+    group.add_argument("--honor-thinking-budget", action="store_true", default=None,
+                       help="end reasoning after as many tokens as a request's thinking.budget_tokens says")
     group.add_argument("--sort-tools", action="store_true", default=None,
                        help="order tools by name, for clients that shuffle them")
     group.add_argument("--reasoning-field", metavar="content|both",

@@ -18,7 +18,7 @@ from ds4mlx.config import Settings
 from ds4mlx.errors import BadRequest
 from ds4mlx.server import exchange
 from ds4mlx.server.anthropic_messages import read_messages, read_system, read_tool_choice, read_tools
-from ds4mlx.server.controls import read_model, read_sampling, read_stop, read_thinking
+from ds4mlx.server.controls import read_model, read_most_reasoning, read_sampling, read_stop, read_thinking
 from ds4mlx.server.errors import Line, anthropic_shape, engine_error
 from ds4mlx.server.fields import Fields
 from ds4mlx.server.sealed import seal
@@ -82,8 +82,8 @@ def read_asked(body: Fields, settings: Settings, request_id: str = "",
         (*read_system(body), *said), tools, thinking, effort, _read_format(body), tools_banned=choice.banned,
         must_call=choice.must_call, continue_final=said[-1].role == "assistant", ids=_hints(body, headers))
     turn = Turn(conversation, read_sampling(body, settings), max_tokens=body.integer("max_tokens", 1),
-                stop=read_stop(body, "stop_sequences"), one_call=choice.one_call, api="anthropic",
-                request_id=request_id)
+                stop=read_stop(body, "stop_sequences"), one_call=choice.one_call,
+                most_reasoning=read_most_reasoning(body, settings), api="anthropic", request_id=request_id)
     return Asked(turn, model, body.boolean("stream") or False, _shows_thinking(body),
                  CONTEXT_BETA in headers.get("anthropic-beta", ""))
 
@@ -93,7 +93,7 @@ def _shows_thinking(body: Fields) -> bool:
     if not isinstance(thinking, dict):
         return True
     given = Fields(thinking, "thinking")
-    given.integer("budget_tokens", 0)  # checked, and not kept to: effort is how thinking is told its length here
+    given.integer("budget_tokens", 0)  # checked, whether it is kept to or not
     return given.string("display") != "omitted"
 
 

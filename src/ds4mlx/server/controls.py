@@ -101,6 +101,14 @@ def read_thinking(body: Fields, model: str, settings: Settings) -> tuple[bool, E
     return settings.default_thinking if alias is None else alias, level
 
 
+def read_most_reasoning(body: Fields, settings: Settings) -> int | None:
+    """`thinking.budget_tokens`, on a server that keeps to it; elsewhere effort alone says how long to think."""
+    thinking = body.get("thinking")
+    if not settings.honor_thinking_budget or not isinstance(thinking, dict):
+        return None
+    return Fields(thinking, "thinking").integer("budget_tokens", 0)
+
+
 def _switches(body: Fields) -> Iterator[bool]:
     template = body.object("chat_template_kwargs") or Fields({}, "chat_template_kwargs")
     for place, member in ((body, "think"), (body, "enable_thinking"), (template, "thinking"),

@@ -16,7 +16,8 @@ from ds4mlx.chat.messages import Conversation, Json
 from ds4mlx.config import Settings
 from ds4mlx.errors import BadRequest
 from ds4mlx.server import exchange
-from ds4mlx.server.controls import read_logprobs, read_model, read_sampling, read_stop, read_thinking
+from ds4mlx.server.controls import (
+    read_logprobs, read_model, read_most_reasoning, read_sampling, read_stop, read_thinking)
 from ds4mlx.server.errors import Line, engine_error, openai_shape
 from ds4mlx.server.fields import Fields
 from ds4mlx.server.openai_messages import read_messages, read_must_call, read_tool_choice, read_tools
@@ -74,7 +75,7 @@ def read_chat(body: Fields, settings: Settings, request_id: str = "", hints: tup
         conversation, read_sampling(body, settings, top_logprobs),
         max_tokens=body.integer("max_tokens", 0) if max_tokens is None else max_tokens,
         stop=read_stop(body), logprobs=logprobs, one_call=body.boolean("parallel_tool_calls") is False,
-        request_id=request_id)
+        most_reasoning=read_most_reasoning(body, settings), request_id=request_id)
     options = body.object("stream_options") or Fields({}, "stream_options")
     return Chat(turn, model, body.boolean("stream") or False, options.boolean("include_usage") or False)
 

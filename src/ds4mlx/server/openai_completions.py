@@ -16,7 +16,8 @@ from ds4mlx.chat.messages import Conversation, Json, Message, TextPart
 from ds4mlx.config import Settings
 from ds4mlx.errors import BadRequest
 from ds4mlx.server import exchange
-from ds4mlx.server.controls import MAX_TOP_LOGPROBS, read_model, read_sampling, read_stop, read_thinking
+from ds4mlx.server.controls import (
+    MAX_TOP_LOGPROBS, read_model, read_most_reasoning, read_sampling, read_stop, read_thinking)
 from ds4mlx.server.errors import Line, engine_error, openai_shape
 from ds4mlx.server.fields import Fields, found
 from ds4mlx.server.openai_chat import EMPTY_DELTA_EVERY, FINISH, LEAST_LOGPROB, usage_object
@@ -78,7 +79,8 @@ def read_completion(body: Fields, settings: Settings, request_id: str = "") -> C
         conversation = Conversation((Message("user", (TextPart(prompt),)),), (), thinking, effort)
     turn = Turn(conversation, read_sampling(body, settings, top_logprobs or 0),
                 max_tokens=body.integer("max_tokens", 0), stop=read_stop(body), logprobs=top_logprobs is not None,
-                api="completions", param="prompt", request_id=request_id)
+                most_reasoning=read_most_reasoning(body, settings), api="completions", param="prompt",
+                request_id=request_id)
     options = body.object("stream_options") or Fields({}, "stream_options")
     return Completion(turn, model, body.boolean("stream") or False, options.boolean("include_usage") or False,
                       ids=prompt if isinstance(prompt, list) else None,

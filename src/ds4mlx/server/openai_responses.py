@@ -13,7 +13,7 @@ from ds4mlx.chat.messages import Conversation, Json, Message, TextPart
 from ds4mlx.config import Settings
 from ds4mlx.errors import BadRequest
 from ds4mlx.server import exchange
-from ds4mlx.server.controls import read_model, read_sampling, read_stop, read_thinking
+from ds4mlx.server.controls import read_model, read_most_reasoning, read_sampling, read_stop, read_thinking
 from ds4mlx.server.errors import Line, engine_error
 from ds4mlx.server.fields import Fields
 from ds4mlx.server.openai_messages import read_must_call, read_tool_choice
@@ -132,7 +132,8 @@ def read_request(body: Fields, settings: Settings, store: ResponseStore, request
     turn = Turn(
         conversation, read_sampling(body, settings),
         max_tokens=body.integer("max_tokens", 0) if limit is None else limit, stop=read_stop(body),
-        one_call=body.boolean("parallel_tool_calls") is False, api="responses", param="input", request_id=request_id)
+        one_call=body.boolean("parallel_tool_calls") is False, most_reasoning=read_most_reasoning(body, settings),
+        api="responses", param="input", request_id=request_id)
     reasoning = body.object("reasoning") or Fields({}, "reasoning")
     writing = Asked(model, _echoed(body, turn), read.tools, reasoning.choice("summary", SUMMARIES) is not None,
                     settings.always_seal or SEALED in (body.array("include") or ()), settings.raw_reasoning_events)

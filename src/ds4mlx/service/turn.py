@@ -32,7 +32,7 @@ from ds4mlx.sessions.lookup import VISIBLE, Api, Source, VisibleKey, Wanted
 from ds4mlx.sessions.replay import Replays, ToolMemory, cut_block, new_call_id
 from ds4mlx.sessions.toolmap import ToolBlock
 from ds4mlx.text.keys import after_key
-from ds4mlx.text.segments import DSML, EOS, Control, Segment
+from ds4mlx.text.segments import DSML, EOS, THINK_CLOSE, Control, Segment
 from ds4mlx.text.tokenizer import Tokenizer
 
 log = logging.getLogger("ds4mlx.request")
@@ -60,6 +60,7 @@ class Turn:
     stop: tuple[str, ...] = ()
     logprobs: bool = False
     one_call: bool = False         # the answer ends after its first tool call
+    most_reasoning: int | None = None   # tokens of reasoning after which it is closed; None: any number
     api: Api = "chat"
     param: str = "messages"
     request_id: str = ""
@@ -215,7 +216,9 @@ class Answer:
         return self._sampling.of(greedy=self._stream.region in GREEDY_REGIONS, mask_eos=self._masking)
 
     def mask(self) -> np.ndarray | None:
-        constraint = self.encoded.constraint
+        budget, constraint = self.turn.most_reasoning, self.encoded.constraint
+        if self._stream.in_reasoning and budget is not None and self._reasoning_tokens >= budget:
+            return np.arange(self._scheduler.info.vocab) == self._tokenizer.control[THINK_CLOSE]
         return None if constraint is None else constraint.mask(self._stream.in_reasoning)
 
     def accept(self, step: Step) -> bool:
