@@ -67,6 +67,7 @@ class Settings:
     api_key: str | None = field(default=None, repr=False)
     protect_metrics: bool = False               # GET /metrics needs the key as well
     access_log: bool = False
+    diagnostics: bool = False                   # POST /tokenize
     served_model_name: tuple[str, ...] = ()
     strict_model: bool = False
     batched_session: int = 1                    # conversations answered at the same time, each in a slot of its own

@@ -77,6 +77,8 @@ def _add_request_flags(group: ArgumentParser) -> None:
                        help="send sealed reasoning with every response, asked for or not")
     group.add_argument("--raw-reasoning-events", action="store_true", default=None,
                        help="stream the reasoning of responses as it is, beside any summary")
+    group.add_argument("--diagnostics", action="store_true", default=None,
+                       help="answer POST /tokenize: the tokens of a text or of a chat request's prompt")
     group.add_argument("--log-level", metavar="debug|info|warning|error", help="(info)")
 
 

@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ds4mlx.config import Settings
 from ds4mlx.errors import BadRequest
-from ds4mlx.server import admin, anthropic, openai_chat, openai_completions, openai_responses, statistics
+from ds4mlx.server import admin, anthropic, diagnostics, openai_chat, openai_completions, openai_responses, statistics
 from ds4mlx.server.errors import error_response
 from ds4mlx.server.responses_store import ResponseStore
 from ds4mlx.service.scheduler import refusal
@@ -39,7 +39,8 @@ CORS_HEADERS = {"access-control-allow-origin": "*", "access-control-allow-method
 
 def create_app(service: Service, settings: Settings) -> Starlette:
     """The application over a service; starting and closing the service is the caller's business."""
-    app = Starlette(routes=ROUTES, middleware=[Middleware(Gate, settings=settings, service=service)],
+    routes = [*ROUTES, *diagnostics.routes] if settings.diagnostics else ROUTES
+    app = Starlette(routes=routes, middleware=[Middleware(Gate, settings=settings, service=service)],
                     exception_handlers={HTTPException: _http_error})
     app.router.redirect_slashes = False
     app.state.service, app.state.began = service, time.monotonic()

@@ -37,6 +37,7 @@ from ds4mlx.sessions.policy import SaveRules
 from ds4mlx.sessions.replay import Call, ToolMemory
 from ds4mlx.sessions.store import Store, StoreOptions
 from ds4mlx.sessions.toolmap import ToolBlock
+from ds4mlx.text.escaping import escaped
 from ds4mlx.text.grammar import Vocabulary
 from ds4mlx.text.keys import key_with_ends
 from ds4mlx.text.segments import BOS, EOS, Control, Segment, Text, Tokens, rendered_text
@@ -123,9 +124,18 @@ class Service:
         return self.complete(turn, await asyncio.get_running_loop().run_in_executor(self._pool, encode))
 
     async def count(self, turn: Turn) -> int:
-        """Tokens of the turn's prompt, as `run` would compute them; nothing waits for the engine. Raises BadRequest."""
+        """Tokens of the turn's prompt."""
+        return len((await self.rendered(turn))[0])
+
+    async def rendered(self, turn: Turn) -> tuple[list[int], str]:
+        """The turn's prompt as `run` would compute it: its ids, and its text with control tokens by their names.
+        Nothing waits for the engine. Raises BadRequest."""
         _, prompt = await asyncio.get_running_loop().run_in_executor(self._pool, self._encode, turn)
-        return len(prompt.wanted.ids)
+        return list(prompt.wanted.ids), rendered_text(prompt.segments)
+
+    def pieces(self, ids: Sequence[int]) -> list[str]:
+        """The bytes of each token as text that may be printed."""
+        return [escaped(self.tokenizer.token_bytes(token)) for token in ids]
 
     def _submit(self, turn: Turn, prompt: EncodedPrompt, lowered: Effort | None = None) -> Answer:
         self._check_bias(turn)
