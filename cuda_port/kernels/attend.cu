@@ -42,17 +42,22 @@ struct Keys {
     }
 };
 
-// A head's query in `out`, in place or not: divided by its rms, rotated, times `by`. 32 lanes; channels in fours.
+// A head's query: divided by its rms, rotated, times `by`. 32 lanes; channels in fours.
 #define QUADS ((D / 4 + LANES - 1) / LANES)
-DEVICE void query(const float* q, const float* cosine, const float* sine, float eps, float by, float4 (&v)[QUADS]) {
+DEVICE void load_query(const float* q, float4 (&v)[QUADS]) {
+#pragma unroll
+    for (int i = 0; i < QUADS; ++i) {
+        int c = 4 * (LANES * i + lane_id());
+        v[i] = c < D ? *(const float4*)(q + c) : make_float4(0, 0, 0, 0);
+    }
+}
+
+DEVICE void query(float4 (&v)[QUADS], const float* cosine, const float* sine, float eps, float by) {
     int lane = lane_id();
     float sum = 0;
 #pragma unroll
-    for (int i = 0; i < QUADS; ++i) {
-        int c = 4 * (LANES * i + lane);
-        v[i] = c < D ? *(const float4*)(q + c) : make_float4(0, 0, 0, 0);
+    for (int i = 0; i < QUADS; ++i)
         sum += v[i].x * v[i].x + v[i].y * v[i].y + v[i].z * v[i].z + v[i].w * v[i].w;
-    }
     float r = rsqrtf(lane_sum(sum) / D + eps) * by;
 #pragma unroll
     for (int i = 0; i < QUADS; ++i) {
@@ -106,10 +111,9 @@ DEVICE void load_keys(const u8** at, __half* keys, int left, Between between) {
     }
 }
 
-// Head `head` of a token as halves at `to`, its scores to be powers of two; zeros where there is no such head.
-DEVICE void put_query(const float* q, int head, const float* cosine, const float* sine, float eps, __half* to) {
-    float4 v[QUADS];
-    query(q + (size_t)min(head, H - 1) * D, cosine, sine, eps, head < H ? rsqrtf((float)D) * LOG2E : 0.f, v);
+// A head of a token, as loaded, in halves at `to`, its scores to be powers of two; zeros where there is no such head.
+DEVICE void put_query(float4 (&v)[QUADS], bool real, const float* cosine, const float* sine, float eps, __half* to) {
+    query(v, cosine, sine, eps, real ? rsqrtf((float)D) * LOG2E : 0.f);
 #pragma unroll
     for (int i = 0; i < QUADS; ++i) {
         int c = 4 * (LANES * i + lane_id());
@@ -170,7 +174,9 @@ KERNEL __launch_bounds__(THREADS) void attend(
              position);
 
     for (int h = group; h < HEADS; h += GROUPS) {
-        put_query(q + (size_t)t * H * D, head + h, cosine, sine, eps, queries + h * PAD);
+        float4 v[QUADS];
+        load_query(q + ((size_t)t * H + min(head + h, H - 1)) * D, v);
+        put_query(v, head + h < H, cosine, sine, eps, queries + h * PAD);
         if (lane == 0) most[h] = -INFINITE, total[h] = 0;
     }
     float sums[HEAD_TILES][GROUP_CHANNELS / 8][4] = {};
@@ -319,8 +325,16 @@ KERNEL CLUSTER_OF(1, 1, SLICES) __launch_bounds__(THREADS, BLOCKS) void attend(
         if (tid < KEYS) at[tid] = tid < left ? all.at(first + tid) : 0;
         __syncthreads();  // and the tile before is done with
         load_keys(at, keys, left, [&] {
-            for (int h = group; first == begin && h < HEADS; h += GROUPS)
-                put_query(q + (size_t)t * H * D, head + h, cosine, sine, eps, queries + h * PAD);
+            if (first != begin) return;
+            float4 v[HEADS / GROUPS][QUADS];
+#pragma unroll
+            for (int i = 0; i < HEADS / GROUPS; ++i)
+                load_query(q + ((size_t)t * H + min(head + group + GROUPS * i, H - 1)) * D, v[i]);
+#pragma unroll
+            for (int i = 0; i < HEADS / GROUPS; ++i) {
+                int h = group + GROUPS * i;
+                put_query(v[i], head + h < H, cosine, sine, eps, queries + h * PAD);
+            }
         });
         __syncthreads();
         if (first == begin) {
@@ -481,7 +495,8 @@ KERNEL void attend_exact(const float* q, const float* cosine, const float* sine,
              chosen + (size_t)t * picks, picks, chunk ? positions[0] : position + 1, position);
     if (group == 0) {
         float4 v[QUADS];
-        query(q + ((size_t)t * H + h) * D, cosine, sine, eps, rsqrtf((float)D), v);
+        load_query(q + ((size_t)t * H + h) * D, v);
+        query(v, cosine, sine, eps, rsqrtf((float)D));
         for (int i = 0; i < QUADS; ++i)
             if (4 * (LANES * i + lane) < D) *(float4*)(whole + 4 * (LANES * i + lane)) = v[i];
     }

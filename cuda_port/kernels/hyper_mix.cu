@@ -16,12 +16,12 @@ DEVICE float2 numbers(Pair v) { return v; }
 #define SUMS (M + N * N)  // of a token: products, and G
 
 // What a token's channels need of its sums: N factors of the streams, whose squares are the norm's.
-DEVICE void factors(const float* sums, const float* scale, const float* base, float hc_eps, float eps, float* by) {
+DEVICE void factors(const float* sums, float scale, const float* base, float hc_eps, float eps, float* by) {
     const float* gram = sums + M;
     float squares = 0, total = 0;
     for (int n = 0; n < N; ++n) squares += gram[n * N + n];
     float r = rsqrtf(squares / (N * D) + eps);
-    for (int n = 0; n < N; ++n) by[n] = sigmoid(sums[n] * r * scale[0] + base[n]) + hc_eps;
+    for (int n = 0; n < N; ++n) by[n] = sigmoid(sums[n] * r * scale + base[n]) + hc_eps;
     for (int i = 0; i < N; ++i)
         for (int j = 0; j < N; ++j) total += by[i] * by[j] * gram[i * N + j];
     r = rsqrtf(fmaxf(total, 0.f) / D + eps);
@@ -50,6 +50,9 @@ KERNEL CLUSTER_OF(CLUSTER, 1, 1) __launch_bounds__(THREADS) void mix(
         for (int i = 0; i < M; ++i) f[p][i] = fn[(i * N + j) * (D / 2) + at[p]];
         weight[p] = ((const float2*)norm)[at[p]];
     }
+    float first_scale = scale[0], first_base[N];
+#pragma unroll
+    for (int n = 0; n < N; ++n) first_base[n] = base[n];
     AWAIT_TURN();
     for (int t = blockIdx.y * TOKENS; t < min((int)(blockIdx.y + 1) * TOKENS, T); ++t) {
         float2 v[PASSES][N];
@@ -98,14 +101,13 @@ KERNEL CLUSTER_OF(CLUSTER, 1, 1) __launch_bounds__(THREADS) void mix(
                 for (int n = 0; n < N; ++n)
                     if (j == n) ((float2*)streams)[((size_t)t * N + n) * (D / 2) + at[p]] = v[p][n];
         }
-        // A group of lanes a sum: products have a part of every group, row j of G has those of stream j.
-        for (int i = group_id(); i < SUMS; i += GROUPS) {
-            int row = (i - M) / N, column = i < M ? i : M + (i - M) % N;
+        if (tid < SUMS) {  // products have a part of every group of lanes, row j of G has those of stream j
+            int row = (tid - M) / N, column = tid < M ? tid : M + (tid - M) % N;
             float sum = 0;
-            for (int g = lane_id(); g < GROUPS; g += LANES)
-                if (i < M || g / (PAIRS / LANES) == row) sum += partial[g][column];
-            sum = lane_sum(sum);
-            if (lane_id() == 0) mine[i] = sum;
+#pragma unroll
+            for (int g = 0; g < GROUPS; ++g)
+                sum += tid < M || g / (PAIRS / LANES) == row ? partial[g][column] : 0.f;
+            mine[tid] = sum;
         }
         cluster_arrive();
         cluster_wait();
@@ -118,7 +120,7 @@ KERNEL CLUSTER_OF(CLUSTER, 1, 1) __launch_bounds__(THREADS) void mix(
         }
         cluster_arrive();  // a block must not end while another reads its sums
         __syncthreads();
-        if (tid == 0) factors(totals, scale, base, hc_eps, eps, by);
+        if (tid == 0) factors(totals, first_scale, first_base, hc_eps, eps, by);
         __syncthreads();
         if (j == 0) {
 #pragma unroll
@@ -243,7 +245,7 @@ KERNEL __launch_bounds__(GROUPS * LANES, 2) void mix(
                     halves[2 * t * GRAM + at] + halves[(2 * t + 1) * GRAM + at];
     }
     __syncthreads();
-    if (tid < TOKENS) factors(totals[tid], scale, base, hc_eps, eps, by[tid]);
+    if (tid < TOKENS) factors(totals[tid], scale[0], base, hc_eps, eps, by[tid]);
 #if M > N
     if (first + tid < min(first + TOKENS, T)) {
         WayBack of = {totals[0], scale, base, iterations, hc_eps, eps, post + first * N, m + first * N * N};

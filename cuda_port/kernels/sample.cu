@@ -22,7 +22,7 @@ struct Place {
 
 struct Shared {
     u64 counts[256], base, sums[LANES];
-    u32 prefix;
+    u32 prefix, low, high;
     int id;
     float floats[LANES];
 };
@@ -33,6 +33,7 @@ struct Row {
     const u32* keys;  // null: all of the logits
     const int* ids;
     int count;
+    u32 low, high;    // keys lie between these
     float best, temperature;
     bool counting;    // tokens, not their weights
     Place last;       // the worst token that takes part
@@ -61,7 +62,8 @@ DEVICE u64 block_total(u64 v, Shared& shared) {
 // and of those of all that take part.
 DEVICE void gather(Row& row, float least, u32* keys, int* ids, u64& listed, u64& all, Shared& shared) {
     u64 mine = 0, every = 0;
-    if (threadIdx.x == 0) shared.id = 0;
+    u32 low = ~0u, high = 0;
+    if (threadIdx.x == 0) shared.id = 0, shared.low = ~0u, shared.high = 0;
     __syncthreads();
     for (int i = threadIdx.x; i < V; i += THREADS) {
         u32 key = ordered(row.logits[i]);
@@ -73,55 +75,78 @@ DEVICE void gather(Row& row, float least, u32* keys, int* ids, u64& listed, u64&
         mine += weight;
         int at = atomicAdd(&shared.id, 1);
         keys[at] = key, ids[at] = i;
+        low = min(low, key), high = max(high, key);
     }
+    low = lanes_min(low), high = lanes_max(high);
+    if (lane_id() == 0) atomicMin(&shared.low, low), atomicMax(&shared.high, high);
     listed = block_total(mine, shared), all = block_total(every, shared);
-    row.keys = keys, row.ids = ids, row.count = shared.id;
+    row.keys = keys, row.ids = ids, row.count = shared.id, row.low = shared.low, row.high = shared.high;
     __syncthreads();
 }
 
 // The token at which the sum of weights, best first, passes `target`, which is below the sum of all; `sum` with it.
+// Keys are taken from the least one on, eight bits at a time from the highest that differs.
 DEVICE Place pass(const Row& row, u64 target, u64& sum, Shared& shared) {
     if (threadIdx.x == 0) shared.prefix = 0, shared.base = 0;
-    for (int shift = 24; shift >= 0; shift -= 8) {
+    for (int above = 32 - __clz((row.high - row.low) | 1); above;) {  // bits from `above` on are known
+        int shift = max(above - 8, 0);
         __syncthreads();
         for (int i = threadIdx.x; i < 256; i += THREADS) shared.counts[i] = 0;
         u32 held = shared.prefix;
         __syncthreads();
         for (int i = threadIdx.x; i < row.count; i += THREADS) {
-            u32 key = row.key(i);
-            if ((shift < 24 && key >> (shift + 8) != held >> (shift + 8)) || !row.last.holds(key, row.id(i))) continue;
+            u32 key = row.key(i), from = key - row.low;
+            if ((above < 32 && from >> above != held >> above) || !row.last.holds(key, row.id(i))) continue;
             u64 weight = row.weight(key);
-            if (weight) atomicAdd(&shared.counts[key >> shift & 255], weight);
+            if (weight) atomicAdd(&shared.counts[from >> shift & ((1 << (above - shift)) - 1)], weight);
         }
         __syncthreads();
-        if (threadIdx.x == 0) {
-            u64 base = shared.base;
-            int digit = 255;
-            while (digit && base + shared.counts[digit] <= target) base += shared.counts[digit--];
-            shared.base = base, shared.prefix = held | (u32)digit << shift;
+        if (group_id() == 0) {  // lane l has digits 255 - 8 l ... downwards
+            u64 mine = 0, base = shared.base;
+            for (int i = 0; i < 8; ++i) mine += shared.counts[255 - 8 * lane_id() - i];
+            u64 before = mine;
+            for (int by = 1; by < LANES; by *= 2) {
+                u64 other = lane_up(before, by);
+                if (lane_id() >= by) before += other;
+            }
+            before += base - mine;
+            if (before <= target && target < before + mine) {
+                int digit = 255 - 8 * lane_id();
+                while (before + shared.counts[digit] <= target) before += shared.counts[digit--];
+                shared.base = before, shared.prefix = held | (u32)digit << shift;
+            }
         }
+        above = shift;
     }
     __syncthreads();
     // Of equal logits all weigh the same: the one wanted is so many before it.
-    Place place = {shared.prefix, 0};
+    Place place = {row.low + shared.prefix, 0};
     u64 each = row.weight(place.key), before = each ? (target - shared.base) / each : 0;
-    int run = (V + THREADS - 1) / THREADS, begin = min((int)threadIdx.x * run, V), end = min(begin + run, V);
-    u64 same = 0;
-    for (int i = begin; i < end; ++i) same += ordered(row.logits[i]) == place.key;
-    u64 upto = same;
-    for (int by = 1; by < LANES; by *= 2) {
-        u64 other = lane_up(upto, by);
-        if (lane_id() >= by) upto += other;
+    sum = shared.base + (before + 1) * each;
+    if (row.keys && !before) {  // the first of them
+        if (threadIdx.x == 0) shared.id = V;
+        __syncthreads();
+        for (int i = threadIdx.x; i < row.count; i += THREADS)
+            if (row.keys[i] == place.key) atomicMin(&shared.id, row.ids[i]);
+    } else {
+        int run = (V + THREADS - 1) / THREADS, begin = min((int)threadIdx.x * run, V), end = min(begin + run, V);
+        u64 same = 0;
+        for (int i = begin; i < end; ++i) same += ordered(row.logits[i]) == place.key;
+        u64 upto = same;
+        for (int by = 1; by < LANES; by *= 2) {
+            u64 other = lane_up(upto, by);
+            if (lane_id() >= by) upto += other;
+        }
+        if (lane_id() == LANES - 1) shared.sums[group_id()] = upto;
+        __syncthreads();
+        upto -= same;
+        for (int g = 0; g < group_id(); ++g) upto += shared.sums[g];
+        for (int i = begin; i < end; ++i)
+            if (ordered(row.logits[i]) == place.key && upto++ == before) shared.id = i;
     }
-    if (lane_id() == LANES - 1) shared.sums[group_id()] = upto;
-    __syncthreads();
-    upto -= same;
-    for (int g = 0; g < group_id(); ++g) upto += shared.sums[g];
-    for (int i = begin; i < end; ++i)
-        if (ordered(row.logits[i]) == place.key && upto++ == before) shared.id = i;
     __syncthreads();
     place.id = shared.id;
-    sum = shared.base + (before + 1) * each;
+    __syncthreads();
     return place;
 }
 
@@ -137,24 +162,25 @@ KERNEL __launch_bounds__(THREADS) void sample(const float* logits, const float* 
     int b = blockIdx.x, at = V;
     logits += (size_t)b * V, plain += (size_t)b * V, settings += 4 * b;
     float uniform = settings[0], temperature = settings[1], min_p = settings[2], top_p = settings[3];
-    float best = -INFINITE, most = -INFINITE;
+    float best = -INFINITE, most = -INFINITE, sum = 0;
+#pragma unroll 4
     for (int i = threadIdx.x; i < V; i += THREADS) {
-        float x = logits[i];
+        float x = logits[i], y = plain[i];
         if (x > best) best = x, at = i;
-        most = fmaxf(most, plain[i]);
+        float next = fmaxf(most, y);
+        if (next > most) sum *= expf(most - next), most = next;
+        sum += y == -INFINITE ? 0.f : expf(y - most);  // what is not a number stays none
     }
-    float mine = best;
+    float mine = best, last = most;
     best = block_max(best, shared.floats), most = block_max(most, shared.floats);
     if (threadIdx.x == 0) shared.id = V;
     __syncthreads();
     if (mine == best && at < V) atomicMin(&shared.id, at);
-    float sum = 0;
-    for (int i = threadIdx.x; i < V; i += THREADS) sum += expf(plain[i] - most);
-    sum = block_sum(sum, shared.floats);
+    sum = block_sum(last > -INFINITE ? sum * expf(last - most) : 0.f, shared.floats);
     Place choice = {0, min(shared.id, V - 1)};
     __syncthreads();
     if (temperature > 0 && top_p > 0) {
-        Row row = {logits, 0, 0, V, best, fminf(fmaxf(temperature, 1e-30f), 1e30f), false, {0, V}};
+        Row row = {logits, 0, 0, V, 0, ~0u, best, fminf(fmaxf(temperature, 1e-30f), 1e30f), false, {0, V}};
         u64 passed, kept, all;
         int k = top_k[b];
         if (k > 0 && k < V) {

@@ -10,7 +10,7 @@ from ds4mlx.cuda_port.launch import clusters, launch, processors
 from ds4mlx.cuda_port.sizes import Sizes
 
 CHUNK_KEYS = 64      # of a tile
-STEP_KEYS = 80
+STEP_KEYS = 32, 80
 MANY = 1 << 30
 STEP_HEADS = 16      # of a block; a token's keys are split over 8 blocks or fewer, the most that a cluster can have
 # Slices of a token's keys, and blocks that share a multiprocessor, where there are at most so many blocks for each of
@@ -73,16 +73,17 @@ def _attend_step(q: "cp.ndarray", table: "cp.ndarray", rows: Rows, positions: "c
     T, H = len(q), len(sink)
     D, clustered = q.shape[1] // H, clusters()
     sums, limits, blocks = None, None, -(-H // STEP_HEADS)
-    keys = sizes.window + min(rows.most, picks or rows.most)
+    keys = sizes.window + min(rows.most, picks or rows.most)    # of a token, at most
     slices, together = next((form[:2] for form in FORMS if blocks * T * form[0] <= form[2] * processors()
                              and keys <= form[3]), FORMS[-1][:2])
     if not clustered:
         sums = scratch.take("attend.sums", (T, H, slices, D))
         limits = scratch.take("attend.limits", (T, H, slices, 2))
-    defines = (*defines, *_form(True, STEP_HEADS, STEP_KEYS, 8), ("CLUSTERED", int(clustered)), ("SLICES", slices),
+    tile = next((n for n in STEP_KEYS if n * slices >= keys), STEP_KEYS[-1])
+    defines = (*defines, *_form(True, STEP_HEADS, tile, 8), ("CLUSTERED", int(clustered)), ("SLICES", slices),
                ("BLOCKS", together))
-    middle = max(2 * STEP_HEADS * (D + 8), 16 * STEP_HEADS * (STEP_KEYS + 4))
-    shared = 2 * STEP_KEYS * (D + 8) + middle + 2 * STEP_HEADS * (STEP_KEYS + 8) + 12 * STEP_HEADS + 8 * STEP_KEYS
+    middle = max(2 * STEP_HEADS * (D + 8), 16 * STEP_HEADS * (tile + 4))
+    shared = 2 * tile * (D + 8) + middle + 2 * STEP_HEADS * (tile + 8) + 12 * STEP_HEADS + 8 * tile
     launch(kernel("attend", "attend", defines, shared), (blocks, T, slices), (256,),
            (q, table[0], table[1], rows.window, c_longlong(rows.slot_bytes), rows.slots, rows.pool, rows.pages,
             0 if rows.pages is None else rows.pages.shape[1], positions, rows.chosen, picks, sink, eps, o, sums,
