@@ -97,6 +97,8 @@ def test_json_has_the_numbers_and_the_words(ds4mlx, jsonl):
 @pytest.mark.parametrize("fields, said", [
     ({"cache_source": "memory-token", "cached_tokens": 900}, "900 of 1,000 tokens were there: the live state went on"),
     ({"cache_source": "disk-text", "cached_tokens": 900, "disk_cache_file": "ab.kvm"}, "on disk was read, ab.kvm"),
+    ({"cache_source": "memory-rewind", "cached_tokens": 900, "slot": 2, "donor": 0},
+     "900 of 1,000 tokens were there: slot 2 shares them with slot 0"),
     ({"rejected": {"0123456789.kvm": "made with 4-bit experts"}}, "01234567 was not used: made with 4-bit experts"),
     ({"tool_replay": {"canonical": 2, "missing_ids": 3}}, "calls of 2 messages were rendered anew, not repeated as "
                                                           "sampled: 3 ids are unknown"),

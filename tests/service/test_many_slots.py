@@ -1,9 +1,12 @@
 """Several conversations at once: who goes on from what, in which slot."""
+import json
+
 import pytest
 from client_shapes import CLIENTS, call
 from host import system, talk, user
 
 from ds4mlx.engine.stub import Gate
+from ds4mlx.service.trace import Trace
 
 CLAUDE, PI = CLIENTS[0], CLIENTS[-1]
 SYSTEM = "Be brief, be exact, and do not guess. " * 40
@@ -139,3 +142,23 @@ def test_side_calls_that_share_the_hint_of_the_main_thread_leave_it_alone(host):
         running.ask(talk(system(f"Title maker {number}. " * 60), user("A title?"), ids=("user",)), api="anthropic")
     before = main.state
     assert main.turn(running)[0].reused == before
+
+
+# ---- as the trace tells it
+
+@pytest.mark.parametrize("second, donor", [(SYSTEM, 0), (SYSTEM[:200] + "!", None)])
+def test_the_trace_names_the_slot_that_shared_or_was_compared_with(host, tmp_path, second, donor):
+    running = host(["Plan.</think>Yes."], batched_session=2)
+    running.service.trace = Trace(tmp_path / "trace", "jsonl")
+    for text, question in ((SYSTEM, LONG), (second, "A subtask.")):
+        running.ask(talk(system(text), user(question)))
+    told = [json.loads(line) for line in (tmp_path / "trace").read_text().splitlines() if '"type": "cache"' in line][1]
+    assert (told["slot"], told["beside"], told["donor"], told["cached_tokens"] > 0) == (1, 0, donor, donor == 0)
+
+
+def test_a_trace_for_people_names_it_as_well(host, tmp_path):
+    running = host(["Plan.</think>Yes."], batched_session=2)
+    running.service.trace = Trace(tmp_path / "trace", "text")
+    for text in (LONG, "A subtask."):
+        running.ask(talk(system(SYSTEM), user(text)))
+    assert "\nslot: 1  shares: slot 0\n" in (tmp_path / "trace").read_text()
