@@ -27,7 +27,8 @@ TABLE = {
                      "engine.mlx_importance", "engine.mlx_kernels", "engine.mlx_memory", "engine.mlx_plan", "quant",
                      "service", "server", "tiny", ""},
     "notebook": BOTTOM | {"chat", "text", "gguf", "models", "engine", "service", "server", "tiny"},
-    "__main__": {"cli"}, "": set(),
+    "api": BOTTOM | {"chat", "text", "sessions", "gguf", "engine", "service", "server", "tiny"},
+    "__main__": {"cli"}, "": {"api", "config", "engine", "notebook", "text"},    # for type checkers: names are lazy
 }
 # Where MLX lives. All else runs on a machine that has none.
 GRAPH = ("graph", "attention", "indexer", "compressor", "hyper", "experts", "layers", "pages", "rope", "stacked",

@@ -1,14 +1,30 @@
-"""DeepSeek V4 Flash on one's own machine. The names below are imported when they are first used."""
+"""DeepSeek V4 Flash on one's own machine. The names below are imported when they are first used.
+
+    import ds4mlx as ds
+    session = ds.load("tiny").session()
+    for piece in session.chat("What does the river say?"):
+        print(piece, end="")
+"""
 from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ds4mlx.api.model import load
+    from ds4mlx.config import Settings
+    from ds4mlx.engine.open import open_engine
+    from ds4mlx.engine.protocol import Engine, Row, Sampling, Session
+    from ds4mlx.notebook import for_mlx_lm
+    from ds4mlx.text.tokenizer import Tokenizer
 
 __version__ = "0.1.0"
 
 _PUBLIC = {
     "Settings": "ds4mlx.config", "Engine": "ds4mlx.engine.protocol", "Session": "ds4mlx.engine.protocol",
     "Row": "ds4mlx.engine.protocol", "Sampling": "ds4mlx.engine.protocol", "open_engine": "ds4mlx.engine.open",
-    "Tokenizer": "ds4mlx.text.tokenizer", "for_mlx_lm": "ds4mlx.notebook",
+    "Tokenizer": "ds4mlx.text.tokenizer", "for_mlx_lm": "ds4mlx.notebook", "load": "ds4mlx.api.model",
 }
-__all__ = ["__version__", *_PUBLIC]
+__all__ = ["Engine", "Row", "Sampling", "Session", "Settings", "Tokenizer", "__version__", "for_mlx_lm", "load",
+           "open_engine"]
 
 
 def __getattr__(name: str) -> object:

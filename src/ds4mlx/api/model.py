@@ -1,0 +1,72 @@
+"""A model on this machine, and the sessions that it holds."""
+import weakref
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Self
+
+from ds4mlx.api.rendering import Messages, Rendered, Renderer, Style
+from ds4mlx.api.session import Session
+from ds4mlx.chat.dialects.deepseek_v4_templates import EffortProfile
+from ds4mlx.chat.messages import Effort, Json
+from ds4mlx.config import Settings
+from ds4mlx.engine.open import open_engine
+from ds4mlx.engine.protocol import Engine, ModelInfo
+from ds4mlx.gguf.reader import GGUF
+from ds4mlx.service.service import effort_profile
+from ds4mlx.text.tokenizer import Tokenizer
+
+TINY = Path("tiny")
+
+
+def load(path: Path | str = TINY, settings: Settings = Settings()) -> "Model":
+    """The model of a GGUF file, or the built-in "tiny", whose text is noise. Use it on the thread that loaded it.
+
+    `settings` are those of the command line: Settings(ctx=65536). Raises ModelFileError, DoesNotFit.
+    """
+    if (path := Path(path)) == TINY:
+        from ds4mlx.tiny.build import cached
+        path = cached()
+    with GGUF.open(path) as file:
+        tokenizer, profile = Tokenizer.from_gguf(file.metadata), effort_profile(settings, file.metadata)
+    return Model(open_engine(replace(settings, model=path)), tokenizer, settings, profile)
+
+
+class Model:
+    """An open model. `engine` is what computes (`engine.protocol`), `tokenizer` its vocabulary."""
+
+    def __init__(self, engine: Engine, tokenizer: Tokenizer, settings: Settings, profile: EffortProfile) -> None:
+        self.engine, self.tokenizer, self.settings = engine, tokenizer, settings
+        self._profile = profile
+        self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
+
+    @property
+    def info(self) -> ModelInfo:
+        return self.engine.info
+
+    def session(self, context: int | None = None) -> Session:
+        """An empty conversation of so many tokens at most (`settings.ctx`). Raises DoesNotFit."""
+        session = Session(self, context or min(self.settings.ctx, self.info.context))
+        self._sessions.add(session)
+        return session
+
+    def render(self, messages: Messages, tools: Sequence[dict[str, Json]] = (), *, thinking: bool | None = None,
+               effort: Effort | None = None) -> Rendered:
+        """The prompt that a server makes of OpenAI's messages and tools. Raises BadRequest."""
+        return self.renderer(self.settings.ctx).render(messages, Style(tuple(tools), thinking, effort))
+
+    def renderer(self, context: int) -> Renderer:
+        """Of prompts for sessions of such a context, on which the longest reasoning depends."""
+        return Renderer(self.tokenizer, self.settings, self._profile, context)
+
+    def close(self) -> None:
+        """Give the memory back; its sessions are of no use after that."""
+        for session in self._sessions:
+            session.close()
+        self.engine.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
