@@ -60,6 +60,7 @@ class Settings:
     disable_exact_dsml_tool_replay: bool = False
     tool_memory_max_ids: int = 100000
     # server
+    chdir: Path | None = None                   # where other paths begin that are not absolute
     host: str = "127.0.0.1"                     # IPv4, IPv6 or unix:PATH
     port: int = 8000
     cors: bool = False
@@ -86,6 +87,7 @@ class Settings:
     trace_format: Literal["text", "jsonl"] = "text"
     trace_max_mb: int = 0                       # 0: any size
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_json: bool = False                      # a JSON object a line, in place of text
 
     @classmethod
     def load(cls, command: str, flags: Mapping[str, object], environment: Mapping[str, str] | None = None) -> Self:

@@ -1,4 +1,5 @@
 """`ds4mlx serve` as a process: it says where it listens, answers, and leaves when told."""
+import json
 import signal
 import subprocess
 import sys
@@ -68,7 +69,7 @@ def test_an_active_answer_ends_before_the_server_does(serve):
 def test_a_second_signal_ends_it_at_once_with_1(serve):
     process, url = serve("--power", "1", "--drain-seconds", "60")
     with httpx2.stream("POST", f"{url}/v1/chat/completions", trust_env=False, timeout=20,
-                       json={"messages": [{"role": "user", "content": "x" * 2000}], "stream": True}) as answer:
+                       json={"messages": [{"role": "user", "content": "x" * 25_000}], "stream": True}) as answer:
         assert any('"content":"x' in line for line in answer.iter_lines())
         process.send_signal(signal.SIGINT)
         assert any("stopping" in line for line in process.stderr)
@@ -93,3 +94,30 @@ def test_a_cache_directory_that_cannot_be_used_is_exit_1_with_the_reason(vocabul
     complaints = [line for line in refused.stderr.splitlines() if "kv" in line]
     assert refused.returncode == 1 and len(complaints) == 1 and "give a --kv-disk-dir" in complaints[0]
     assert "Traceback" not in refused.stderr
+
+
+def test_as_json_all_that_it_tells_is_an_object_a_line_without_the_prompt(serve):
+    process, url = serve("--log-json", "--access-log", "--log-level", "debug")
+    answer = httpx2.post(f"{url}/v1/chat/completions", json=BODY, trust_env=False, timeout=20,
+                         headers={"authorization": "Bearer s3cret"})
+    process.send_signal(signal.SIGTERM)
+    told = process.communicate(timeout=20)[1]
+    lines = [json.loads(line) for line in told.splitlines()]
+    assert {"ds4mlx.serve", "ds4mlx.request", "hypercorn.access"} <= {line["logger"] for line in lines}
+    request, = [line for line in lines if line["logger"] == "ds4mlx.request"]
+    assert (request["request"], request["generated_tokens"]) == (answer.headers["x-request-id"], 7)
+    assert request["finish"] == "stop" and "Hello" not in told and "s3cret" not in told
+
+
+def test_paths_begin_where_it_was_told_to_go(serve, tmp_path):
+    process, url = serve("--chdir", tmp_path, "--kv-disk-dir", "kv", "--trace", "trace.txt")
+    httpx2.post(f"{url}/v1/chat/completions", json=BODY, trust_env=False, timeout=20)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=20)
+    assert (tmp_path / "kv").is_dir() and "Hello" in (tmp_path / "trace.txt").read_text("utf-8")
+
+
+def test_a_place_to_go_that_is_none_is_misuse(ds4mlx):
+    refused = ds4mlx("serve", "--chdir", "no/such")
+    assert refused.code == 2 and refused.err == ("ds4mlx serve: --chdir no/such: No such file or directory; give a "
+                                                 "directory that can be entered\n")

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import asyncio
     from argparse import _SubParsersAction
+    from collections.abc import Callable
+    from pathlib import Path
 
     from ds4mlx.config import Settings
     from ds4mlx.engine.protocol import MemoryPlan
@@ -29,7 +31,8 @@ def add_parser(subparsers: "_SubParsersAction[ArgumentParser]") -> None:
     _add_network_flags(parser.add_argument_group("network"))
     _add_request_flags(parser.add_argument_group("requests"))
     _add_cache_flags(parser.add_argument_group("states to go on from"))
-    _add_trace_flags(parser.add_argument_group("trace"))
+    _add_log_flags(parser.add_argument_group("log and trace"))
+    parser.add_argument("--chdir", metavar="DIR", help="begin paths that are not absolute there, but that of --config")
     parser.set_defaults(run=run)
 
 
@@ -77,9 +80,6 @@ def _add_request_flags(group: ArgumentParser) -> None:
                        help="send sealed reasoning with every response, asked for or not")
     group.add_argument("--raw-reasoning-events", action="store_true", default=None,
                        help="stream the reasoning of responses as it is, beside any summary")
-    group.add_argument("--diagnostics", action="store_true", default=None,
-                       help="answer POST /tokenize: the tokens of a text or of a chat request's prompt")
-    group.add_argument("--log-level", metavar="debug|info|warning|error", help="(info)")
 
 
 def _add_cache_flags(group: ArgumentParser) -> None:
@@ -102,7 +102,12 @@ def _add_cache_flags(group: ArgumentParser) -> None:
     group.add_argument("--tool-memory-max-ids", metavar="N", help="tool calls that can be repeated (100000)")
 
 
-def _add_trace_flags(group: ArgumentParser) -> None:
+def _add_log_flags(group: ArgumentParser) -> None:
+    group.add_argument("--log-level", metavar="debug|info|warning|error", help="(info)")
+    group.add_argument("--log-json", action="store_true", default=None,
+                       help="log JSON objects, one a line: the numbers of each request, nobody's words")
+    group.add_argument("--diagnostics", action="store_true", default=None,
+                       help="answer POST /tokenize: the tokens of a text or of a chat request's prompt")
     group.add_argument("--trace", metavar="FILE",
                        help="write down every request in full, its answer, and what of it was reused; FILE is emptied")
     group.add_argument("--trace-format", metavar="text|jsonl", help="for people, or for ds4mlx trace (text)")
@@ -116,17 +121,30 @@ def run(args: Namespace) -> int:
 
     from ds4mlx.cli.model import engine_lock, resolve_model
     from ds4mlx.cli.options import settings_from
+    from ds4mlx.cli.serve_log import set_up
     settings = settings_from(args)
+    _enter(settings.chdir)
     path = resolve_model(settings)
-    _set_up_logging(settings.log_level)
+    set_up(settings.log_level, settings.log_json)
     with engine_lock(settings, path):
         return asyncio.run(serve(replace(settings, model=path)))
+
+
+def _enter(directory: "Path | None") -> None:
+    """Raises UsageError."""
+    from ds4mlx.errors import UsageError
+    if directory is not None:
+        try:
+            os.chdir(directory.expanduser())
+        except OSError as fault:
+            raise UsageError(f"--chdir {directory}: {fault.strerror}; give a directory that can be entered") from fault
 
 
 async def serve(settings: "Settings") -> int:
     """Listen, load, wait for a signal, drain."""
     import asyncio
 
+    from ds4mlx.cli.serve_log import teller
     from ds4mlx.server.app import create_app
     from ds4mlx.server.listen import bind, listen, url
     from ds4mlx.service.service import open_service
@@ -140,7 +158,8 @@ async def serve(settings: "Settings") -> int:
         loop.add_signal_handler(number, _loading_interrupted)
     bound.listen()
     serving = asyncio.create_task(listen(create_app(service, settings), settings, bound, closed))
-    print(f"loading {settings.model} ({settings.model.stat().st_size / GIB:.1f} GiB)", file=sys.stderr, flush=True)
+    tell = teller(settings.log_json)
+    tell(f"loading {settings.model} ({settings.model.stat().st_size / GIB:.1f} GiB)")
     try:
         await service.start()  # until then clients are told that the model is loading
     except BaseException:
@@ -150,22 +169,22 @@ async def serve(settings: "Settings") -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, _stop, told)
     for line in describe(service):
-        print(line, file=sys.stderr)
+        tell(line)
     print(f"listening on {address}", flush=True)
     telling = asyncio.create_task(told.wait())
     await asyncio.wait({serving, telling}, return_when=asyncio.FIRST_COMPLETED)
     telling.cancel()
-    await _drain(service)
+    await _drain(service, tell)
     closed.set()
     await serving
     return 0
 
 
-async def _drain(service: "Service") -> None:
+async def _drain(service: "Service", tell: "Callable[[str], None]") -> None:
     """Let active requests end while the server goes on sending."""
     seconds = service.settings.drain_seconds
     if service.health.active:
-        print(f"stopping: active requests have {seconds:g} s to end; a second signal stops at once", file=sys.stderr)
+        tell(f"stopping: active requests have {seconds:g} s to end; a second signal stops at once")
     await service.close(seconds)
 
 
@@ -219,14 +238,3 @@ def _stop(told: "asyncio.Event") -> None:
     if told.is_set():
         os._exit(1)
     told.set()
-
-
-def _set_up_logging(level: str) -> None:
-    import logging
-    if sys.stderr.isatty():
-        from rich.console import Console
-        from rich.logging import RichHandler
-        handler: logging.Handler = RichHandler(console=Console(stderr=True), show_path=False)
-        logging.basicConfig(level=level.upper(), format="%(message)s", handlers=[handler])
-    else:
-        logging.basicConfig(level=level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")

@@ -350,11 +350,16 @@ class Answer:
         """Numbers only: neither prompts nor answers belong in a log."""
         usage, timings, conversation = end.usage, self._timings, self.turn.conversation
         computed = usage.prompt_tokens - usage.cached_tokens
-        log.info("%s ctx=%d..%d:%d tools=%d %s gen=%d finish=%s %.1fs prefill=%.1f t/s decode=%.1f t/s src=%s %s",
-                 self.turn.api, usage.cached_tokens, usage.prompt_tokens, computed, len(conversation.tools),
-                 f"think={conversation.effort}" if self.thinking else "nothink", usage.completion_tokens,
-                 end.error_code or end.reason, timings.total_s, timings.prefill_tps(computed),
-                 timings.decode_tps(usage.completion_tokens), self.source, self.turn.request_id)
+        log.info("%(api)s ctx=%(cached_tokens)d..%(prompt_tokens)d:%(computed_tokens)d tools=%(tools)d %(thinking)s "
+                 "gen=%(generated_tokens)d finish=%(finish)s %(seconds).1fs prefill=%(prefill_tps).1f t/s "
+                 "decode=%(decode_tps).1f t/s src=%(source)s %(request)s", {
+                     "request": self.turn.request_id, "api": self.turn.api, "cached_tokens": usage.cached_tokens,
+                     "prompt_tokens": usage.prompt_tokens, "computed_tokens": computed,
+                     "generated_tokens": usage.completion_tokens, "tools": len(conversation.tools),
+                     "thinking": f"think={conversation.effort}" if self.thinking else "nothink",
+                     "finish": end.error_code or end.reason, "seconds": round(timings.total_s, 3),
+                     "prefill_tps": round(timings.prefill_tps(computed), 1),
+                     "decode_tps": round(timings.decode_tps(usage.completion_tokens), 1), "source": self.source})
 
 
 class _Samplings:
