@@ -8,6 +8,7 @@ from ds4mlx.cuda_port.device import cupy as cp
 Defines = tuple[tuple[str, int | str], ...]
 
 OPTIONS = ("-std=c++17",)
+HIP_HEADERS = "#include <hip/hip_runtime.h>\n#include <hip/hip_fp16.h>\n"  # whose parameters have names of our macros
 INCLUDE = re.compile(r'^#include "(\w+\.cuh)"\n', re.MULTILINE)
 
 
@@ -25,6 +26,9 @@ def kernel(stem: str, entry: str, defines: Defines = (), shared_bytes: int = 0) 
 
 @cache
 def _module(stem: str, defines: Defines) -> "cp.RawModule":
+    if cp.cuda.runtime.is_hip:
+        macros = "".join(f"#define {name} {value}\n" for name, value in defines)
+        return cp.RawModule(code=HIP_HEADERS + macros + source(stem), options=OPTIONS, backend="nvrtc")
     options = (*OPTIONS, *(f"-D{name}={value}" for name, value in defines))
     return cp.RawModule(code=source(stem), options=options, backend="nvrtc")
 
