@@ -62,7 +62,7 @@ JSON = st.recursive(SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dict
                     max_leaves=6)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.dictionaries(CLEAN.filter(bool), JSON, max_size=4))
 def test_any_arguments_without_entities_are_read_back(arguments):
     assert json.loads(round_trip(json.dumps(arguments))) == arguments

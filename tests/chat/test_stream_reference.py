@@ -211,19 +211,19 @@ def answers(draw):
     return "".join(parts)
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=250)
 @given(answers(), st.booleans(), st.lists(st.integers(0, 1000), max_size=12))
 def test_the_reader_agrees_with_the_slow_one_however_tokens_are_cut(text, thinking, cuts):
     assert fast(cut(text, cuts), thinking) == slow(text, thinking)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(answers(), st.booleans())
 def test_the_reader_agrees_with_the_slow_one_byte_by_byte(text, thinking):
     assert fast(cut(text, range(1000)), thinking) == slow(text, thinking)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(answers(), st.booleans())
 def test_the_region_depends_on_the_bytes_so_far_alone(text, thinking):
     whole, single = (AnswerStream(thinking=thinking, tools=TOOLS) for _ in range(2))

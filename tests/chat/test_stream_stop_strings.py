@@ -73,7 +73,7 @@ def slow(strings, text):
 STRINGS = st.lists(st.text("ab<", min_size=1, max_size=5), min_size=1, max_size=4)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(STRINGS, st.lists(st.text("ab<", max_size=6), max_size=8))
 def test_stop_strings_agree_with_a_search_of_the_whole_text(strings, pieces):
     stops = StopStrings(strings)

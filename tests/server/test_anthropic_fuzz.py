@@ -46,7 +46,7 @@ def clients(server):
         yield client
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=300, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.tuples(st.sampled_from(sorted(places(BODY), key=str)), json_values | st.just(...)), min_size=1,
                 max_size=3))
 def test_any_value_in_any_place_is_answered_or_refused(clients, changes):

@@ -16,7 +16,7 @@ values = st.recursive(st.none() | st.booleans() | numbers | texts, lambda inner:
 prompts = texts | st.lists(st.integers(0, 270), min_size=1, max_size=8) | values
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=300, suppress_health_check=list(HealthCheck))
 @given(st.dictionaries(st.sampled_from(FIELDS), values, max_size=4), prompts, st.booleans())
 def test_any_value_of_any_field_is_answered_or_refused(server, fields, prompt, stream):
     body = {"max_tokens": 2, **fields, "prompt": prompt, "stream": stream}

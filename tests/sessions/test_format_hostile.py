@@ -12,7 +12,7 @@ from ds4mlx.sessions.format import read_head
 from ds4mlx.sessions.integrity import Incomplete
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(files)
 def test_no_file_does_more_than_be_refused(data):
     survives(data)

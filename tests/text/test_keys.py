@@ -135,7 +135,6 @@ def test_nothing_goes_on_from_inside_a_token(segments, offset, v4_tokenizer):
 
 
 @given(segments=SEGMENTS, cuts=st.lists(st.integers(0, 100), max_size=6))
-@settings(deadline=None)
 def test_a_growing_key_is_the_key_of_its_ids_wherever_it_is_asked(v4_tokenizer, segments, cuts):
     ids, growing = v4_tokenizer.encode(segments), GrowingKey(v4_tokenizer)
     for cut in (*sorted(cuts), len(ids), *cuts):
