@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ds4mlx.cuda_port import ops, scratch
+from ds4mlx.cuda_port import scratch
 from ds4mlx.cuda_port.device import cupy as cp
 from ds4mlx.cuda_port.models.deepseek_v4 import Model, Step
 from ds4mlx.cuda_port.session import CudaSession
@@ -69,9 +69,6 @@ class Stepper:
         """What the step that was run ahead was fed; the sessions' lists are up to date."""
         self._ahead = Ahead(tuple(sessions), tuple(len(s.tokens) for s in sessions), tuple(tokens),
                             tuple(s.epoch for s in sessions))
-
-    def forget(self) -> None:
-        self._ahead = None
 
     def _launch(self, at: Ahead, tokens: Sequence[int] | None) -> None:
         B = len(at.sessions)

@@ -2,8 +2,6 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-import numpy as np
-
 from ds4mlx.cuda_port import ops
 from ds4mlx.cuda_port.device import cupy as cp
 from ds4mlx.cuda_port.weight import Weight
