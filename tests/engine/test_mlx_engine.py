@@ -2,6 +2,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from small_model import CONFIG
 from state import whole
 
 from ds4mlx import ops
@@ -11,6 +12,7 @@ from ds4mlx.engine.mlx_engine import open_mlx
 from ds4mlx.engine.mlx_sampling import uniform
 from ds4mlx.engine.protocol import MemoryPlan, Row, Sampling
 from ds4mlx.errors import CheckpointError, DoesNotFit
+from ds4mlx.models.deepseek_v4 import schema
 
 GREEDY = Sampling(temperature=0.0)
 PROMPT = [7, 40, 41, 300, 12, 99, 5, 6, 7, 8, 9]
@@ -256,6 +258,18 @@ def test_full_sessions_with_all_their_marks_hold_no_more_than_planned(context, c
     engine.close()
     assert 0.3 * count * plan.session_bytes < held < count * plan.session_bytes
     assert mx.get_peak_memory() - before < plan.total_bytes - plan.weights_bytes
+
+
+@pytest.mark.skipif(ops.device() != "cpu", reason="GPUs round each of a small state's many arrays up to pages")
+def test_a_mark_behind_a_long_slice_keeps_no_more_of_it_than_its_window(small):
+    import mlx.core as mx
+    session, held = small.open(), []
+    for _ in range(4):      # of one page, so that no pool grows behind the first
+        session.feed([7] * 500)
+        session.mark()
+        held.append(mx.get_active_memory())
+    session.close()
+    assert max(np.diff(held)) <= schema.mark_bytes(CONFIG, packed=False)
 
 
 def test_one_session_more_than_fits_is_refused(engine, tiny_path):

@@ -34,7 +34,7 @@ class Attention(nn.Module):
         qr, window = self._keep(q, kv, tokens, state)
         q, *index_q = ops.dense_matmuls(qr, [self.wq_b.weight, *([self.indexer.wq_b.weight] if choose else [])])
         chosen = self.indexer.select(*index_q, weight, tokens, state.index) if choose else None
-        o = self._attend(q, window, chosen, tokens, state)
+        o = self.attend(q, window, chosen, tokens, state)
         low = self.wo_a(o.reshape(tokens.size, c.o_groups, -1), groups=c.o_groups)
         return self.wo_b(low.reshape(tokens.size, -1))
 
@@ -64,11 +64,11 @@ class Attention(nn.Module):
             qr, state.windows = ops.latent_step(q, kv, *norms, *tables, state.windows, tokens.at, self.packed, eps)
             return qr, state.windows
         qr, window = ops.latent(q, kv, *norms, *tables, state.window, self.packed, eps)
-        state.window = window[-self.config.sliding_window:]
+        state.window = mx.contiguous(window[-self.config.sliding_window:])     # a slice would keep the chunk's alive
         return qr, window
 
-    def _attend(self, q: mx.array, window: mx.array, chosen: mx.array | None, tokens: Chunk | Batch,
-                state: LayerState | StackedLayer) -> mx.array:
+    def attend(self, q: mx.array, window: mx.array, chosen: mx.array | None, tokens: Chunk | Batch,
+               state: LayerState | StackedLayer) -> mx.array:
         """q [T, H D] over the raw rows and the compressed rows behind them, all or those chosen, to [T, H D]."""
         c, tables = self.config, tokens.tables(self.ratio > 0)
         most = tokens.most(self.ratio) if self.ratio else 0
