@@ -1,9 +1,9 @@
 """A client that leaves stops its work, on every route that computes, in every phase; what was computed is kept."""
 import json
 import socket
-import time
 
 import pytest
+from waiting import idle, until
 
 from ds4mlx.engine.stub import Gate
 from ds4mlx.server.app import ROUTES
@@ -42,17 +42,6 @@ def connect():
     yield send
     for connection in sockets:
         connection.close()
-
-
-def until(condition):
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
-
-
-def idle(server):
-    return server.service.health.active == server.service.health.queued == 0
 
 
 def test_no_route_that_computes_is_left_out():
