@@ -1,0 +1,76 @@
+"""The engine over the stand-in, every launch checked against the parameters that its kernel declares.
+
+    python launches.py MODEL.gguf CPP
+"""
+import ctypes
+import re
+import subprocess
+import sys
+from collections import Counter
+from functools import cache
+from pathlib import Path
+
+import cupy as cp
+import numpy as np
+
+from ds4mlx.config import Settings
+from ds4mlx.cuda_port import launch as launching
+from ds4mlx.engine.protocol import Row, Sampling
+
+ELEMENTS = {"float": np.float32, "int": np.int32, "u32": np.uint32, "double": np.float64, "__half": np.float16}
+VALUES = {"float": float, "int": int, "bool": int, "long long": ctypes.c_longlong, "size_t": ctypes.c_size_t}
+launched: Counter[str] = Counter()
+
+
+@cache
+def parameters(code: str, options: tuple[str, ...], name: str) -> list[str]:
+    """Of a kernel, as its source has them once macros are replaced."""
+    text = "\n".join(line for line in code.split("\n") if not line.startswith("#include <"))
+    macros = [option for option in options if option.startswith("-D")]
+    plain = subprocess.run([sys.argv[2], "-P", "-w", *macros, "-D__CUDA_ARCH__=900", "-"], input=text, text=True,
+                           capture_output=True).stdout
+    found = re.search(rf'extern "C" __global__[^;{{]*?\b{name}\s*\(([^{{]*?)\)\s*\{{', plain, re.DOTALL)
+    assert found, f"no kernel {name} with {macros}"
+    return [" ".join(part.split()) for part in found[1].split(",")]
+
+
+def fits(parameter: str, argument: object) -> bool:
+    kind = re.sub(r"\bconst\b|\b\w+$", "", parameter).strip()
+    if kind.endswith("*"):
+        element = ELEMENTS.get(kind[:-1].strip())
+        return argument is None or isinstance(argument, cp.ndarray) and element in (None, argument.dtype)
+    return isinstance(argument, VALUES.get(kind, ctypes.Structure))
+
+
+def launch(kernel, grid, block, arguments, shared_bytes=0):
+    declared = parameters(kernel.code, tuple(kernel.options), kernel.name)
+    assert len(declared) == len(arguments), f"{kernel.name} takes {declared}, got {len(arguments)}"
+    wrong = [(p, type(a)) for p, a in zip(declared, arguments) if not fits(p, a)]
+    assert not wrong, f"{kernel.name}: {wrong}"
+    assert all(isinstance(n, int) and n > 0 for n in (*grid, *block)) and np.prod(block) <= 1024
+    assert shared_bytes <= 232448, f"{kernel.name} asks for {shared_bytes} bytes of shared memory"
+    launched[kernel.name] += 1
+
+
+def main() -> None:
+    launching.launch = launch   # before the operations import it
+    from ds4mlx.cuda_port.engine import open_cuda
+    for settings in ({}, {"kv_round": "none"}, {"quality": True}):
+        engine = open_cuda(Settings(ctx=4096, batched_session=2, **settings), Path(sys.argv[1]))
+        a, b = engine.open(4096), engine.open(4096)
+        engine.prefill(a, [5] * 2600)
+        a.mark()
+        engine.prefill(b, [6])
+        for token in range(4):
+            engine.decode([Row(a, Sampling(temperature=0.0), token), Row(b, Sampling(), token, (token,))])
+        engine.decode([Row(b, Sampling(top_k=3, logit_bias={7: 1.0}, banned=frozenset({1})), 9, (9,))])
+        assert b.branch(a, 2601) == 2600 and a.rewind(2600) == 2600
+        state = a.snapshot().head(0)
+        b.restore(state)
+        again = b.snapshot().head(0)
+        assert all(np.array_equal(state[name], again[name]) for name in state)
+        engine.close()
+    print(len(launched))
+
+
+main()
