@@ -230,11 +230,48 @@ def test_a_row_that_cannot_go_on_leaves_the_others_to_go_on_without_it(change, c
     assert [talk.said for talk in talks] == [small.alone(length, 2)[0] for length in (7, 128, 250)]
 
 
-def test_a_session_takes_one_token_in_a_step(small):
+@pytest.mark.parametrize("tokens", [(None, None), (5, None), (5, 6)])
+def test_a_session_takes_one_token_in_a_step(tokens, small):
     talk = Talk(small.branch(7))
-    small.step([talk])
     with pytest.raises(ValueError, match="there twice"):
-        small.step([talk, talk])
+        small.decoder.decode([talk.row(token=token) for token in tokens])
+    assert len(talk.session.tokens) == 7
+
+
+@pytest.mark.parametrize("token", [None, 5])
+def test_a_session_that_is_closed_or_another_engine_s_is_refused(token, small):
+    closed, foreign = Talk(small.branch(7)), Talk(bench().branch(7))
+    closed.session.close()
+    for talk, complaint in ((closed, "closed"), (foreign, "another engine's")):
+        held = small.pools.pages.held
+        with pytest.raises(ValueError, match=complaint):
+            small.decoder.decode([Talk(small.branch(13)).row(), talk.row(token=token)])
+        assert small.pools.pages.held == held
+
+
+def test_a_session_that_was_closed_in_the_stack_leaves_the_others_to_go_on():
+    small = bench(lookahead=True)
+    talks = [Talk(small.branch(length)) for length in (15, 77, 127)]
+    for _ in range(2):
+        small.step(talks)
+    talks.pop(1).session.close()
+    talks.append(Talk(small.branch(250)))       # takes the page that is free
+    for _ in range(4):
+        small.step(talks)
+    assert [talk.said for talk in talks] == [small.alone(length, n)[0] for length, n in ((15, 6), (127, 6), (250, 4))]
+
+
+@pytest.mark.parametrize("how", [{"logit_bias": {CONFIG.vocab_size: 1.0}}, {"logit_bias": {-1: 1.0}},
+                                 {"banned": frozenset({1 << 30})}])
+def test_no_logit_outside_the_vocabulary_is_touched(how, small):
+    talk = Talk(small.branch(7), Sampling(**how))
+    with pytest.raises(ValueError, match="vocabulary has 128"):
+        small.step([talk])
+
+
+def test_a_mask_says_it_of_every_token(small):
+    with pytest.raises(ValueError, match="one for each token"):
+        small.step([Talk(small.branch(7), mask=np.ones(1, bool))])
 
 
 def test_a_full_context_is_refused_before_anything_happens(small):

@@ -109,6 +109,17 @@ def test_a_branch_outlives_the_session_it_came_from(small):
     assert branched.said == small.alone(250, 8)[0]
 
 
+def test_what_cannot_be_branched_from_is_refused_and_changes_nothing(small):
+    session, closed = small.prefilled(tokens(40)), small.open()
+    closed.close()
+    for other, complaint in ((closed, "closed"), (bench().prefilled(tokens(9)), "another engine's")):
+        with pytest.raises(ValueError, match=complaint):
+            session.branch(other, 40)
+    with pytest.raises(ValueError, match="closed"):
+        closed.branch(session, 40)
+    assert session.tokens == tokens(40) and session.marks == [40] and closed.table.entries == []
+
+
 def test_a_session_branches_from_itself_by_going_back(small):
     session = small.prefilled(tokens(40))
     session.feed(tokens(20, seed=1))

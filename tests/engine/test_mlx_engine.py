@@ -100,7 +100,8 @@ def test_penalties_count_generated_tokens_only(penalty, engine, session):
     engine.prefill(session, [3])
     lead = {token: value - float(session.logits()[token]) for token, value in ((3, 50.0), (4, 49.0))}
     sampling = replace(GREEDY, logit_bias=lead, **penalty)
-    (in_prompt,), (generated,) = engine.decode([Row(session, sampling), Row(session, sampling, generated=(3,))])
+    (in_prompt,), (generated,) = (*engine.decode([Row(session, sampling)]),
+                                  *engine.decode([Row(session, sampling, generated=(3,))]))
     assert (in_prompt.token, generated.token) == (3, 4)
 
 

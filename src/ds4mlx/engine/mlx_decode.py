@@ -48,8 +48,8 @@ class Decoder:
         """Feed each row's token, then sample the next. On failure every session is as it was before."""
         if not rows:
             return []
+        self._check(rows)
         fed, rest = self._in_order([row for row in rows if row.token is not None]), [r for r in rows if r.token is None]
-        self._check(fed)
         after = self._forward(fed) if fed else None
         logits = [after.logits] if after else []
         if rest:
@@ -64,6 +64,10 @@ class Decoder:
         of_row = {id(row): step for row, step in zip(fed + rest, steps, strict=True)}
         return [of_row[id(row)] for row in rows]
 
+    def forget(self) -> None:
+        """Drop what was begun: the model has changed."""
+        self._ahead = None
+
     def _in_order(self, fed: list[Row]) -> list[Row]:
         """As they stand in the stack, the others behind."""
         places = {id(row): row.session.place.row for row in fed if self._has(row)}
@@ -72,13 +76,18 @@ class Decoder:
     def _has(self, row: Row) -> bool:
         return row.session.place is not None and row.session.place.stack is self._stack
 
-    def _check(self, fed: Sequence[Row]) -> None:
-        if len({id(row.session) for row in fed}) < len(fed):
+    def _check(self, rows: Sequence[Row]) -> None:
+        vocab = self._model.config.vocab_size
+        if len({id(row.session) for row in rows}) < len(rows):
             raise ValueError("a session is there twice, and takes one token in a step")
-        for row in fed:
-            row.session.require_room(1)
-            if not 0 <= row.token < self._model.config.vocab_size:
-                raise ValueError(f"token {row.token}, vocabulary has {self._model.config.vocab_size}")
+        for row in rows:
+            row.session.require_of(self._pools.pages)
+            if row.mask is not None and row.mask.shape != (vocab,):
+                raise ValueError(f"a mask of {row.mask.shape}, needed {(vocab,)}: one for each token")
+            if row.token is not None:
+                row.session.require_room(1)
+                if not 0 <= row.token < vocab:
+                    raise ValueError(f"token {row.token}, vocabulary has {vocab}")
 
     def _forward(self, fed: Sequence[Row]) -> Stack:
         """The sessions of `fed`, in that order, with their tokens taken in."""

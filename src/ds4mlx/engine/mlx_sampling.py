@@ -100,6 +100,8 @@ def _adjusted(logits: mx.array, rows: Sequence[Row]) -> mx.array:
     changes = [(i, token, change) for i, row in enumerate(rows) for token, change in _changes(row).items()]
     if not changes:
         return logits
+    if odd := [token for _, token, _ in changes if not 0 <= token < logits.shape[1]]:
+        raise ValueError(f"bias, bans or penalties for token {odd[0]}, vocabulary has {logits.shape[1]}")
     row, token = (mx.array([entry[i] for entry in changes], mx.int32) for i in (0, 1))
     bias, repetition, less = (mx.array([getattr(entry[2], name) for entry in changes], mx.float32)
                               for name in ("bias", "repetition", "less"))

@@ -10,6 +10,7 @@ from ds4mlx.engine.protocol import SPAN_TOKENS
 from ds4mlx.errors import CheckpointError
 from ds4mlx.models.deepseek_v4 import schema
 from ds4mlx.models.deepseek_v4.graph import Model
+from ds4mlx.models.deepseek_v4.pages import Pages
 from ds4mlx.models.deepseek_v4.state import CompressorState, LayerMark, LayerState, Pools
 
 MARKS = 16            # places to rewind to that a session keeps
@@ -51,6 +52,7 @@ class MLXSession:
 
     def feed(self, tokens: list[int]) -> None:
         """Take tokens in. On failure the session is as it was before."""
+        self.require_of(self.table.pages)
         self.require_room(len(tokens))
         self.leave()
         before = self._here()
@@ -63,6 +65,13 @@ class MLXSession:
             self._go_to(before)
             raise
         self.tokens.extend(tokens)
+
+    def require_of(self, pages: Pages) -> None:
+        """Raises ValueError where it is closed, or has its rows in other pages than these."""
+        if self.closed:
+            raise ValueError("the session is closed; open another one")
+        if self.table.pages is not pages:
+            raise ValueError("the session is another engine's, and its rows are not here; open one of this engine")
 
     def require_room(self, tokens: int) -> None:
         """Raises ValueError where so many more do not fit."""
@@ -126,6 +135,8 @@ class MLXSession:
         return mark.length
 
     def branch(self, other: "MLXSession", length: int) -> int:
+        for session in (self, other):
+            session.require_of(self.table.pages)
         if other is self:
             return self.rewind(length)
         reachable = [*other._marks, *([other._here()] if len(other.tokens) <= length else [])]
@@ -157,6 +168,7 @@ class MLXSession:
         return MLXSnapshot(self)
 
     def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
+        self.require_of(self.table.pages)
         n = schema.check(self._model.config, arrays, packed=self._model.rounding == "official")
         if not 0 < n <= self.context:
             raise CheckpointError(f"state covers {n} tokens, this session takes 1 to {self.context}")
