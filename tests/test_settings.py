@@ -36,7 +36,7 @@ def test_the_environment_may_name_the_file(toml):
 
 @pytest.mark.parametrize("name, text, value", [
     ("model", "x.gguf", Path("x.gguf")), ("ctx", "4096", 4096), ("memory_limit_gb", "1.5", 1.5), ("cors", "yes", True),
-    ("default_thinking", "off", False), ("kv_round", "none", "none"), ("default_effort", "max", "max"),
+    ("default_thinking", "off", False), ("kv_round", "none", "none"), ("default_effort", "max", ("max",)),
     ("allow_host", "a.example,b.example", ("a.example", "b.example")), ("api_key", "s3cret", "s3cret"),
     ("lock", "off", False), ("sse_keepalive_seconds", "0", 0.0), ("seed", str(2**64 - 1), 2**64 - 1)])
 def test_each_kind_of_setting_is_read_from_text(name, text, value):
@@ -46,6 +46,8 @@ def test_each_kind_of_setting_is_read_from_text(name, text, value):
 def other_text(name):
     """A value that is not the default of a setting, as one writes it."""
     kind, default = Settings.__annotations__[name], getattr(Settings(), name)
+    if name == "default_effort":
+        return "messages=max"
     if isinstance(default, bool):
         return "off" if default else "on"
     if choices := [choice for part in (kind, *get_args(kind)) if get_origin(part) is Literal
@@ -106,6 +108,18 @@ def test_no_message_shows_the_key(toml):
         Settings.load("serve", {"config": toml("api-key = 31415")}, {})
     assert "api-key" in str(refused.value) and "31415" not in str(refused.value)
     assert "31415" not in repr(Settings(api_key="31415"))
+
+
+def test_an_effort_for_one_api_goes_before_that_for_all_and_the_last_word_counts():
+    settings = Settings.load("serve", {}, {"DS4MLX_DEFAULT_EFFORT": "low,messages=high,messages=max"})
+    assert [settings.effort(api) for api in ("chat", "messages", "completions")] == ["low", "max", "low"]
+    assert Settings().effort("chat") is None
+
+
+@pytest.mark.parametrize("wrong", ["hard", "mesages=max", "messages=", "max,hard", "max=messages"])
+def test_an_effort_that_is_none_is_refused(wrong):
+    with pytest.raises(UsageError, match="DS4MLX_DEFAULT_EFFORT .* need low, high or max, or such as messages=max"):
+        Settings.load("serve", {}, {"DS4MLX_DEFAULT_EFFORT": wrong})
 
 
 def test_an_empty_variable_is_as_good_as_none():

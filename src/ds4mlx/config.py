@@ -1,12 +1,13 @@
 """Settings: one frozen dataclass. Defaults <- file <- environment <- flags; nobody else reads os.environ."""
 import math
 import os
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from types import NoneType
-from typing import Literal, Self, get_args, get_origin, get_type_hints
+from typing import Literal, Self, cast, get_args, get_origin, get_type_hints
 
 from ds4mlx.errors import UsageError
 
@@ -35,7 +36,7 @@ class Settings:
     prompt_layout: Literal["official", "tools-first"] = "official"
     effort_profile: Literal["auto", "0731", "preview"] = "auto"
     default_thinking: bool = True
-    default_effort: Literal["low", "high", "max"] | None = None   # None: by profile
+    default_effort: tuple[str, ...] = ()        # "max", or "messages=max" for one API; none: by profile
     think_max_min_ctx: int | None = None        # None: by profile; 0: no gate
     sort_tools: bool = False
     honor_thinking_budget: bool = False         # `thinking.budget_tokens` of a request ends its reasoning
@@ -105,6 +106,11 @@ class Settings:
         values = {name: _parsed(name, value, told) for name, (value, told) in chosen.items()}
         return replace(cls(), **values)
 
+    def effort(self, api: str) -> Literal["low", "high", "max"] | None:
+        """How hard to think by default in an API, as chat or messages: its own effort, else that of all, if any."""
+        given = dict(entry.rpartition("=")[::2] for entry in self.default_effort)
+        return cast(Literal["low", "high", "max"] | None, given.get(api, given.get("")))
+
 
 BOUNDS: dict[str, tuple[float, float]] = {
     "ctx": (1, 1 << 24), "prefill_chunk": (128, 1 << 20), "memory_limit_gb": (1e-3, 1e6), "power": (1, 100),
@@ -118,6 +124,7 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "kv_cache_boundary_trim_tokens": (0, 1 << 20), "kv_cache_boundary_align_tokens": (0, 1 << 20),
     "tool_memory_max_ids": (1, 1 << 24), "responses_store": (0, 1 << 20), "trace_max_mb": (0, 1 << 20),
 }
+EFFORT = re.compile("((chat|messages|responses)=)?(low|high|max)")
 TRUE, FALSE = ("1", "on", "true", "yes"), ("0", "off", "false", "no")
 
 
@@ -224,6 +231,8 @@ def _parsed(name: str, value: object, told: str) -> object:
     if kind is tuple:
         if not isinstance(value, list | tuple) or not all(isinstance(item, str) and item for item in value):
             raise _wrong(told, value, "names that are not empty")
+        if name == "default_effort" and not all(map(EFFORT.fullmatch, value)):
+            raise _wrong(told, ",".join(value), "low, high or max, or such as messages=max for one API")
         return tuple(value)
     if kind in (int, float):
         return _number(name, value, told, kind)

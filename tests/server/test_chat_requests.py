@@ -286,3 +286,10 @@ def test_an_effort_that_the_context_has_no_room_for_is_lowered_and_reported(serv
     with server.client.stream("POST", "/v1/chat/completions", json=request | {"stream": True}) as answer:
         assert answer.headers["x-ds4mlx-effort"] == "high" and answer.read()
     assert "x-ds4mlx-effort" not in server.post(json=request | {"reasoning_effort": "high"}).headers
+
+
+def test_each_api_has_the_default_effort_that_the_server_gives_it(serve):
+    server = serve(effort_profile="preview", settings={"default_effort": ("low", "messages=max")})
+    lowered = [server.post(path, json={"messages": [USER]}).headers.get("x-ds4mlx-effort")   # where max has no room
+               for path in ("/v1/chat/completions", "/v1/messages")]
+    assert lowered == [None, "high"]

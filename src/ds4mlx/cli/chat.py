@@ -82,7 +82,7 @@ def _dialogue(args: Namespace, settings: "Settings", kept: Path | None) -> "Dial
     if given is not None:
         dialogue.system = clean_text(given)
     if args.think is not None or not dialogue.said:
-        dialogue.think = (settings.default_effort or "on") if settings.default_thinking else "off"
+        dialogue.think = (settings.effort("chat") or "on") if settings.default_thinking else "off"
     return dialogue
 
 

@@ -83,5 +83,5 @@ def settings_from(args: Namespace) -> Settings:
     think = flags.get("think")
     if think is not None:
         flags["default_thinking"] = think != "off"
-        flags["default_effort"] = think if think in ("low", "high", "max") else None
+        flags["default_effort"] = (think,) if think in ("low", "high", "max") else None
     return Settings.load(args.command, flags)

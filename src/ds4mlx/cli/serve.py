@@ -63,7 +63,8 @@ def _add_request_flags(group: ArgumentParser) -> None:
                        help="prompt tokens computed between two steps of other conversations (128)")
     group.add_argument("--max-queue", metavar="N", help="requests that may wait; 0: any number (0)")
     group.add_argument("--default-thinking", metavar="on|off", help="where a request says nothing (on)")
-    group.add_argument("--default-effort", metavar="low|high|max", help="where a request says nothing")
+    group.add_argument("--default-effort", metavar="[API=]low|high|max", action="append",
+                       help="where a request says nothing; API is chat, messages or responses; repeatable")
     group.add_argument("--think-max-min-ctx", metavar="N",
                        help="context below which effort max becomes high; 0: none")
     group.add_argument("--honor-thinking-budget", action="store_true", default=None,
@@ -196,7 +197,8 @@ def describe(service: "Service") -> list[str]:
              f"context: {service.context} tokens, {_slots(plan)}",
              f"memory: weights {plan.weights_bytes / MIB:,.1f} MiB, to work in {plan.scratch_bytes / MIB:,.1f} MiB, "
              f"together {plan.total_bytes / MIB:,.1f} of at most {plan.limit_bytes / MIB:,.1f} MiB",
-             f"reasoning effort: profile {service.effort_profile}, default {settings.default_effort or 'by profile'}",
+             f"reasoning effort: profile {service.effort_profile}, "
+             f"default {', '.join(settings.default_effort) or 'by profile'}",
              _cache(service)]
     if service.trace is not None:
         lines.append(f"trace: {service.trace.path}, prompts and answers in full")

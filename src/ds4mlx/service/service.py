@@ -100,7 +100,7 @@ class Service:
         """The turn's events. Whatever can be known beforehand is raised here, before there is a stream: BadRequest."""
         loop = asyncio.get_running_loop()
         conversation, prompt = await loop.run_in_executor(self._pool, self._prepare, turn)
-        wanted = wanted_effort(turn.conversation, self.settings, self.effort_profile)
+        wanted = wanted_effort(turn.conversation, self.settings, self.effort_profile, turn.api)
         lowered = conversation.effort if conversation.effort != wanted and conversation.thinking else None
         if lowered and not self._warned_of_effort:
             self._warned_of_effort = True
@@ -203,7 +203,7 @@ class Service:
     def _encode(self, turn: Turn) -> tuple[Conversation, EncodedPrompt]:
         """Takes a while for a long conversation. The two parts may be encoded apart: the second, where there is one,
         begins with a control token."""
-        conversation = settled(turn.conversation, self.settings, self.effort_profile, self.context)
+        conversation = settled(turn.conversation, self.settings, self.effort_profile, self.context, turn.api)
         calls = {i: [Call(part.id, part.name, part.arguments) for part in message.parts if isinstance(part, ToolCall)]
                  for i, message in enumerate(conversation.messages) if message.role == "assistant"}
         replays = self._tool_memory.replays(calls, {tool.name: tool.schema for tool in conversation.tools})
@@ -342,14 +342,17 @@ def _trailing_results(conversation: Conversation, origins: Sequence[Origin], api
     return TrailingResults(frozenset(results), alone=True) if api == "responses" and said == {ToolResult} else None
 
 
-def wanted_effort(conversation: Conversation, settings: Settings, profile: EffortProfile) -> Effort:
+def wanted_effort(conversation: Conversation, settings: Settings, profile: EffortProfile, api: Api = "chat") -> Effort:
     """As hard as the request says, else the settings, else the profile."""
-    return conversation.effort or settings.default_effort or DEFAULT_EFFORT[profile]
+    by_default = settings.effort("messages" if api == "anthropic" else api)
+    return conversation.effort or by_default or DEFAULT_EFFORT[profile]
 
 
-def settled(conversation: Conversation, settings: Settings, profile: EffortProfile, context: int) -> Conversation:
+def settled(conversation: Conversation, settings: Settings, profile: EffortProfile, context: int,
+            api: Api = "chat") -> Conversation:
     """The conversation as it is rendered: without client noise, with its effort decided, its tools in order."""
-    effort = gate_effort(wanted_effort(conversation, settings, profile), profile, context, settings.think_max_min_ctx)
+    wanted = wanted_effort(conversation, settings, profile, api)
+    effort = gate_effort(wanted, profile, context, settings.think_max_min_ctx)
     tools = conversation.tools
     if settings.sort_tools:
         tools = tuple(sorted(tools, key=lambda tool: tool.name))
