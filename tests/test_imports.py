@@ -27,12 +27,12 @@ TABLE = {
                      "engine.mlx_importance", "engine.mlx_kernels", "engine.mlx_memory", "engine.mlx_plan", "quant",
                      "service", "server", "tiny", ""},
     "notebook": BOTTOM | {"chat", "text", "gguf", "models", "engine", "service", "server", "tiny"},
-    "api": BOTTOM | {"chat", "text", "sessions", "gguf", "engine", "service", "server", "tiny"},
-    "__main__": {"cli"}, "": {"api", "config", "engine", "notebook", "text"},    # for type checkers: names are lazy
+    "api": BOTTOM | {"chat", "text", "sessions", "gguf", "engine", "models", "service", "server", "tiny"},
+    "__main__": {"cli"}, "": {"api", "config", "engine", "models", "notebook", "text"},  # when they are used
 }
 # Where MLX lives. All else runs on a machine that has none.
 GRAPH = ("graph", "attention", "indexer", "compressor", "hyper", "experts", "layers", "pages", "rope", "stacked",
-         "state", "weights")
+         "state", "steering", "weights")
 MLX = ("ops", "notebook", "engine.mlx_", *(f"models.deepseek_v4.{part}" for part in GRAPH))
 SIBLINGS = ("metal_kernels", "cuda_port")   # mapped into the package from folders beside it
 HEAVY = {"mlx", "mlx_lm", "numpy", "tokenizers", "starlette", "hypercorn", "rich", "prompt_toolkit", "transformers",

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ds4mlx.api.model import load
+    from ds4mlx.api.steering import directions
     from ds4mlx.config import Settings
     from ds4mlx.engine.open import open_engine
     from ds4mlx.engine.protocol import Engine, Row, Sampling, Session
+    from ds4mlx.models.deepseek_v4.directions import Steering
     from ds4mlx.notebook import for_mlx_lm
     from ds4mlx.text.tokenizer import Tokenizer
 
@@ -22,9 +24,10 @@ _PUBLIC = {
     "Settings": "ds4mlx.config", "Engine": "ds4mlx.engine.protocol", "Session": "ds4mlx.engine.protocol",
     "Row": "ds4mlx.engine.protocol", "Sampling": "ds4mlx.engine.protocol", "open_engine": "ds4mlx.engine.open",
     "Tokenizer": "ds4mlx.text.tokenizer", "for_mlx_lm": "ds4mlx.notebook", "load": "ds4mlx.api.model",
+    "directions": "ds4mlx.api.steering", "Steering": "ds4mlx.models.deepseek_v4.directions",
 }
-__all__ = ["Engine", "Row", "Sampling", "Session", "Settings", "Tokenizer", "__version__", "for_mlx_lm", "load",
-           "open_engine"]
+__all__ = ["Engine", "Row", "Sampling", "Session", "Settings", "Steering", "Tokenizer", "__version__", "directions",
+           "for_mlx_lm", "load", "open_engine"]
 
 
 def __getattr__(name: str) -> object:

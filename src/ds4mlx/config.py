@@ -31,6 +31,9 @@ class Settings:
     ops: Literal["auto", "reference", "cpu", "metal", "metal-emulated", "cuda"] = "auto"  # who computes
     power: int = 100                            # duty cycle, percent
     warm_weights: bool = False                  # read all of a model file when it is opened, not as it is needed
+    dir_steering_file: Path | None = None       # directions to steer along, f32 [layers, hidden size]
+    dir_steering_ffn: float = 1.0               # how strongly, behind the experts; 1 takes away, negative adds
+    dir_steering_attn: float = 0.0              # the same behind the attention
     lock: bool = True                           # one big model per machine
     # prompts
     prompt_layout: Literal["official", "tools-first"] = "official"
@@ -117,6 +120,7 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "think_max_min_ctx": (0, 1 << 24), "tokens": (1, 1 << 24), "temp": (0, 100), "top_p": (0, 1), "min_p": (0, 1),
     "top_k": (0, 1 << 24), "seed": (0, (1 << 64) - 1), "port": (0, 65535), "batched_session": (1, 16),
     "mixed_prefill_quantum": (128, 1 << 20), "max_queue": (0, 1 << 20), "max_body_mb": (1, 1 << 16),
+    "dir_steering_ffn": (-1000, 1000), "dir_steering_attn": (-1000, 1000),
     "sse_keepalive_seconds": (0, 86400), "send_stall_timeout": (0.1, 86400), "drain_seconds": (0, 86400),
     "kv_rewind_points": (1, 256),
     "kv_disk_space_mb": (1, 1 << 30), "kv_cache_min_tokens": (1, 1 << 24),

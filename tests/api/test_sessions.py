@@ -9,18 +9,6 @@ from ds4mlx.errors import BadRequest, CheckpointError, ModelFileError
 GREEDY = ds.Sampling(temperature=0)
 
 
-@pytest.fixture(scope="module")
-def model(tiny_path):
-    with ds.load(tiny_path, ds.Settings(ctx=1024)) as model:
-        yield model
-
-
-@pytest.fixture
-def session(model):
-    with model.session() as session:
-        yield session
-
-
 def test_pieces_joined_are_the_text_of_the_answer(model, session):
     answer = session.chat("Hi", thinking=False, max_tokens=8, sampling=GREEDY)
     assert "".join(answer) == answer.text == str(answer) != ""

@@ -12,7 +12,11 @@ from ds4mlx.chat.messages import Effort, Json
 from ds4mlx.config import Settings
 from ds4mlx.engine.open import open_engine
 from ds4mlx.engine.protocol import Engine, ModelInfo
+from ds4mlx.engine.taps import Watcher
+from ds4mlx.errors import UsageError
 from ds4mlx.gguf.reader import GGUF
+from ds4mlx.models.deepseek_v4.config import Config
+from ds4mlx.models.deepseek_v4.directions import Steering, read_steering
 from ds4mlx.service.service import effort_profile
 from ds4mlx.text.tokenizer import Tokenizer
 
@@ -29,26 +33,47 @@ def load(path: Path | str = TINY, settings: Settings = Settings()) -> "Model":
         path = cached()
     with GGUF.open(path) as file:
         tokenizer, profile = Tokenizer.from_gguf(file.metadata), effort_profile(settings, file.metadata)
-    return Model(open_engine(replace(settings, model=path)), tokenizer, settings, profile)
+        config = Config.from_gguf(file.metadata)
+    # Sessions steer the engine, each in its own way: it begins as it was trained.
+    engine = open_engine(replace(settings, model=path, dir_steering_file=None))
+    return Model(engine, tokenizer, settings, profile, config)
 
 
 class Model:
     """An open model. `engine` is what computes (`engine.protocol`), `tokenizer` its vocabulary."""
 
-    def __init__(self, engine: Engine, tokenizer: Tokenizer, settings: Settings, profile: EffortProfile) -> None:
+    def __init__(self, engine: Engine, tokenizer: Tokenizer, settings: Settings, profile: EffortProfile,
+                 config: Config) -> None:
         self.engine, self.tokenizer, self.settings = engine, tokenizer, settings
-        self._profile = profile
+        self._profile, self._config, self._steering = profile, config, read_steering(settings, config)
+        self._steered: Steering | None = None   # what the engine does now
         self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
 
     @property
     def info(self) -> ModelInfo:
         return self.engine.info
 
-    def session(self, context: int | None = None) -> Session:
-        """An empty conversation of so many tokens at most (`settings.ctx`). Raises DoesNotFit."""
-        session = Session(self, context or min(self.settings.ctx, self.info.context))
+    @property
+    def layers(self) -> int:
+        return self._config.num_hidden_layers
+
+    def session(self, context: int | None = None, steering: Steering | None = None) -> Session:
+        """An empty conversation of so many tokens at most (`settings.ctx`). Raises DoesNotFit.
+
+        steering: along which directions, from the first token on; None is what the settings say.
+        """
+        session = Session(self, context or min(self.settings.ctx, self.info.context), steering or self._steering)
         self._sessions.add(session)
         return session
+
+    def steer(self, steering: Steering | None) -> None:
+        """For the session that computes next, which calls this itself. Raises UsageError."""
+        if steering is self._steered:
+            return
+        if not isinstance(self.engine, Watcher):
+            raise UsageError(f"{self.info.backend} cannot be steered; load the model with engine mlx")
+        self.engine.steer(steering)
+        self._steered = steering
 
     def render(self, messages: Messages, tools: Sequence[dict[str, Json]] = (), *, thinking: bool | None = None,
                effort: Effort | None = None) -> Rendered:

@@ -6,8 +6,9 @@ import numpy as np
 
 from ds4mlx.api.rendering import Style
 from ds4mlx.chat.messages import Json
-from ds4mlx.engine.protocol import Engine, Session
+from ds4mlx.engine.protocol import Engine, ModelInfo, Session
 from ds4mlx.errors import CheckpointError
+from ds4mlx.models.deepseek_v4.directions import Steering
 from ds4mlx.service.service import ENGINE_ABI
 from ds4mlx.sessions.container import read_arrays
 from ds4mlx.sessions.format import Head, check_layout, check_usable, head_image, read_head
@@ -16,21 +17,21 @@ from ds4mlx.sessions.layout import empty_arrays, row_counts
 from ds4mlx.text.tokenizer import Tokenizer
 
 
-def identity_of(engine: Engine, tokenizer: Tokenizer) -> Identity:
-    """What a state of this model is interchangeable with."""
-    info = engine.info
-    return Identity(info.base or info.fingerprint, info.fingerprint, tokenizer.fingerprint(), info.layout, ENGINE_ABI,
-                    info.quant_bits)
+def identity_of(info: ModelInfo, tokenizer: Tokenizer, steering: Steering | None) -> Identity:
+    """What a state of this model is interchangeable with: one that was steered, with those steered alike."""
+    base, weights = ((steering.marked(fp) if steering else fp) for fp in (info.base or info.fingerprint,
+                                                                          info.fingerprint))
+    return Identity(base, weights, tokenizer.fingerprint(), info.layout, ENGINE_ABI, info.quant_bits)
 
 
-def write(path: Path, session: Session, engine: Engine, tokenizer: Tokenizer) -> None:
+def write(path: Path, session: Session, engine: Engine, identity: Identity, key: bytes) -> None:
     """Under another name first, so that a file of this name is always whole. Raises CheckpointError, OSError."""
     if not session.tokens:
         raise CheckpointError("the session is empty; read or answer something before it is saved")
     arrays = session.snapshot().head(0)
     count = len(arrays["tokens"])
-    head = Head(tokenizer.key_bytes_of_ids(session.tokens), "token-text", "agent-session", count, session.context,
-                identity_of(engine, tokenizer), row_counts(engine.arrays(count)))
+    head = Head(key, "token-text", "agent-session", count, session.context, identity,
+                row_counts(engine.arrays(count)))
     unfinished = path.with_name(f".{path.name}.part")
     with unfinished.open("wb") as file:
         for part in head_image(head, arrays).parts:
@@ -38,11 +39,11 @@ def write(path: Path, session: Session, engine: Engine, tokenizer: Tokenizer) ->
     unfinished.replace(path)
 
 
-def read(path: Path, engine: Engine, tokenizer: Tokenizer, context: int) -> dict[str, np.ndarray]:
+def read(path: Path, identity: Identity, engine: Engine, context: int) -> dict[str, np.ndarray]:
     """The arrays of a state. Raises CheckpointError for one that is damaged or another model's, OSError."""
     with path.open("rb") as file:
         stored = read_head(file, path.stat().st_size)
-        check_usable(stored.head, identity_of(engine, tokenizer), max(context, stored.head.ctx), min_tokens=1)
+        check_usable(stored.head, identity, max(context, stored.head.ctx), min_tokens=1)
         if stored.head.segments:
             raise CheckpointError(f"{path}: its rows lie in other files, as a server's cache has them; give a file "
                                   "that a session saved")

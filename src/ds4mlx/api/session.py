@@ -14,8 +14,11 @@ from ds4mlx.chat.events import Event, Finish, ToolCallStart, Usage
 from ds4mlx.chat.messages import Effort, Json
 from ds4mlx.chat.stream import AnswerStream
 from ds4mlx.engine.protocol import Row, Sampling, Step
-from ds4mlx.errors import BadRequest
+from ds4mlx.engine.taps import Taps, Watcher
+from ds4mlx.errors import BadRequest, UsageError
+from ds4mlx.models.deepseek_v4.directions import Steering
 from ds4mlx.service.turn import GREEDY_REGIONS, MAX_MASKED_EOS
+from ds4mlx.sessions.identity import Identity
 from ds4mlx.text.segments import Control
 
 if TYPE_CHECKING:
@@ -28,10 +31,10 @@ class Session:
     `tokens` are all that were read and sampled. The last sampled one is fed with whatever comes next.
     """
 
-    def __init__(self, model: "Model", context: int) -> None:
+    def __init__(self, model: "Model", context: int, steering: Steering | None = None) -> None:
         self.messages: list[dict[str, Json]] = []
         self.style = Style()
-        self._model, self.context = model, context
+        self._model, self.context, self.steering = model, context, steering
         self._state = model.engine.open(context)
         self._unfed: list[int] = []
         self._answer: Answer | None = None
@@ -106,16 +109,42 @@ class Session:
     def fork(self) -> Self:
         """Another session in the same place. Rows are shared, nothing is computed, and neither hears of the other."""
         self._settle()
-        other = type(self)(self._model, self.context)
+        other = type(self)(self._model, self.context, self.steering)
         other._state.branch(self._state, len(self._state.tokens))
         other._unfed, other.messages, other.style = [*self._unfed], [*self.messages], self.style
         return other
+
+    def taps(self, start: int = 0, stop: int | None = None, layers: Sequence[int] | None = None) -> Taps:
+        """What the model computes at the tokens of a slice of `tokens`, of these layers or all.
+
+        They are computed once more, beside the session, which neither changes nor slows down. A token of Flash takes
+        4 MB of NumPy arrays with all layers. Raises ValueError for an empty slice, UsageError for an engine that
+        cannot tell.
+        """
+        tokens = self.tokens
+        start, stop, _ = slice(start, stop).indices(len(tokens))
+        if start >= stop:
+            raise ValueError(f"the slice {start}:{stop} of {len(tokens)} tokens is empty")
+        engine = self._model.engine
+        if not isinstance(engine, Watcher):
+            raise UsageError(f"{self._model.info.backend} has no taps; load the model with engine mlx")
+        self._model.steer(self.steering)
+        beside = engine.open(self.context)
+        try:
+            reached = beside.branch(self._state, start)
+            for part in self._slices(tokens[reached:start]):
+                engine.prefill(beside, part)
+            chosen = range(self._model.layers) if layers is None else layers
+            return Taps.joined([engine.watch(beside, part, chosen) for part in self._slices(tokens[start:stop])])
+        finally:
+            beside.close()
 
     def save(self, path: Path | str) -> None:
         """Write the state as a checkpoint, and the messages to `path`.json. Raises CheckpointError, OSError."""
         self._settle()
         self._feed([])
-        saved.write(Path(path), self._state, self._model.engine, self._model.tokenizer)
+        saved.write(Path(path), self._state, self._model.engine, self._identity(),
+                    self._model.tokenizer.key_bytes_of_ids(self.tokens))
         told = {"messages": self.messages, "tools": list(self.style.tools), "thinking": self.style.thinking,
                 "effort": self.style.effort}
         Path(f"{path}.json").write_text(json.dumps(told, ensure_ascii=False), "utf-8")
@@ -124,7 +153,7 @@ class Session:
         """Become what was saved, by this or another process. Raises CheckpointError and stays as it was, OSError."""
         self._settle()
         messages, style = saved.read_messages(Path(f"{path}.json"))
-        self._state.restore(saved.read(Path(path), self._model.engine, self._model.tokenizer, self.context))
+        self._state.restore(saved.read(Path(path), self._identity(), self._model.engine, self.context))
         self.messages, self.style, self._unfed = messages, style, []
 
     def close(self) -> None:
@@ -137,6 +166,9 @@ class Session:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _identity(self) -> Identity:
+        return saved.identity_of(self._model.info, self._model.tokenizer, self.steering)
 
     # ---- reading
 
@@ -155,9 +187,14 @@ class Session:
         return reached
 
     def _feed(self, ids: list[int]) -> None:
-        ids, self._unfed, size = [*self._unfed, *ids], [], self._model.settings.prefill_chunk
-        for start in range(0, len(ids), size):
-            self._model.engine.prefill(self._state, ids[start:start + size])
+        ids, self._unfed = [*self._unfed, *ids], []
+        self._model.steer(self.steering)
+        for part in self._slices(ids):
+            self._model.engine.prefill(self._state, part)
+
+    def _slices(self, ids: Sequence[int]) -> list[Sequence[int]]:
+        size = self._model.settings.prefill_chunk
+        return [ids[start:start + size] for start in range(0, len(ids), size)]
 
     # ---- answering
 
@@ -191,6 +228,7 @@ class Session:
 
     def _step(self, answer: Answer, sampling: Sampling) -> list[Step]:
         token = self._unfed[-1] if self._unfed else None
+        self._model.steer(self.steering)
         (steps,) = self._model.engine.decode([Row(self._state, sampling, token, answer.tokens)])
         answer.steps += steps
         answer.tokens += [step.token for step in steps]

@@ -28,6 +28,10 @@ def add_engine_flags(parser: ArgumentParser) -> None:
     group.add_argument("--power", metavar="N", help="duty cycle in percent, to keep a machine cool (100)")
     group.add_argument("--warm-weights", action="store_true", default=None,
                        help="read all of the model file at the start, not as it is needed")
+    group.add_argument("--dir-steering-file", metavar="FILE",
+                       help="steer along the directions of this file, one a layer (README, From Python)")
+    group.add_argument("--dir-steering-ffn", metavar="F", help="behind the experts; 1 takes a direction away (1)")
+    group.add_argument("--dir-steering-attn", metavar="F", help="behind the attention (0)")
     group.add_argument("--kv-round", metavar="official|none", help="rounding of cached rows (official)")
     group.add_argument("--quality", action="store_true", default=None,
                        help="compute exactly where a faster way rounds more")

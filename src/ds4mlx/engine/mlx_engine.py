@@ -2,7 +2,7 @@
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import mlx.core as mx
@@ -10,12 +10,14 @@ import numpy as np
 
 from ds4mlx import ops
 from ds4mlx.config import Settings
-from ds4mlx.engine import mlx_memory
+from ds4mlx.engine import mlx_memory, mlx_taps
 from ds4mlx.engine.mlx_decode import Decoder
 from ds4mlx.engine.mlx_session import MLXSession
 from ds4mlx.engine.protocol import MemoryPlan, MemoryUse, ModelInfo, Row, Step
+from ds4mlx.engine.taps import Taps
 from ds4mlx.gguf.reader import GGUF
 from ds4mlx.models.deepseek_v4 import names, schema, weights
+from ds4mlx.models.deepseek_v4.directions import Steering, read_steering
 from ds4mlx.models.deepseek_v4.state import Pools
 from ds4mlx.models.fingerprint import weights_fp
 from ds4mlx.models.registry import label
@@ -51,12 +53,14 @@ class MLXEngine:
         self._pools = Pools(self._config, settings.kv_round)
         self._sessions: weakref.WeakSet[MLXSession] = weakref.WeakSet()
         self._decoder = Decoder(self._model, self._pools, _computes_later(settings.ops))
-        fingerprint = weights_fp(file)
+        steering = read_steering(settings, self._config)
+        self.steer(steering)
+        fingerprint = _steered_fp(weights_fp(file), steering)
         self.info = ModelInfo(
             name=label(file.metadata, "general.name") or Path(file.path).stem,
             context=self._config.max_position_embeddings, vocab=self._config.vocab_size, quant=_quant(file),
             backend=f"mlx, {_computing(settings.ops)}", fingerprint=fingerprint,
-            base=label(file.metadata, "ds4mlx.source_fp") or fingerprint,
+            base=_steered_fp(label(file.metadata, "ds4mlx.source_fp"), steering) or fingerprint,
             layout=schema.layout_fp(self._config, self._packed), quant_bits=_quant_bits(file))
 
     def plan(self, context: int, sessions: int) -> MemoryPlan:
@@ -93,6 +97,19 @@ class MLXEngine:
         self._own()
         return [[step] for step in self._decoder.decode(rows)]
 
+    def watch(self, session: MLXSession, tokens: Sequence[int], layers: Collection[int]) -> Taps:
+        """See engine.taps.Watcher."""
+        start, tokens = len(session.tokens), list(tokens)
+        with mlx_taps.watching(self._model, layers) as watch:
+            self.prefill(session, tokens)
+        return watch.taps(self._model, tokens, start)
+
+    def steer(self, steering: Steering | None) -> None:
+        """All sessions, from their next token on. `info` does not tell of it."""
+        self._own()
+        self._model.steer(steering)
+        self._decoder.forget()
+
     @property
     def lookahead(self) -> bool:
         """Whether a step is begun before the tokens that it feeds are read. It changes no token."""
@@ -108,6 +125,10 @@ class MLXEngine:
 
     def _own(self) -> None:
         assert threading.get_ident() == self._thread, "MLX work belongs to the thread that opened the engine"
+
+
+def _steered_fp(fingerprint: str, steering: Steering | None) -> str:
+    return steering.marked(fingerprint) if steering and fingerprint else fingerprint
 
 
 def _computes_later(chosen: str) -> bool:

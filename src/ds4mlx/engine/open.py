@@ -1,6 +1,7 @@
 """One place that turns a name into an engine. Engines are imported when asked for, so the rest runs without MLX."""
 from ds4mlx.config import Settings
 from ds4mlx.engine.protocol import Engine
+from ds4mlx.errors import UsageError
 
 
 def open_engine(settings: Settings) -> Engine:
@@ -10,6 +11,8 @@ def open_engine(settings: Settings) -> Engine:
     whose packages are not installed.
     """
     assert settings.model is not None, "resolve the model before opening an engine"
+    if settings.dir_steering_file is not None and settings.engine != "mlx":
+        raise UsageError(f"--engine {settings.engine} cannot be steered; leave out --dir-steering-file, or use mlx")
     if settings.engine == "stub":
         from ds4mlx.engine.stub import open_stub
         return open_stub(settings.model)

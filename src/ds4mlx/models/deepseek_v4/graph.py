@@ -12,12 +12,14 @@ from ds4mlx import ops
 from ds4mlx.models.deepseek_v4 import hyper
 from ds4mlx.models.deepseek_v4.attention import Attention
 from ds4mlx.models.deepseek_v4.config import Config
+from ds4mlx.models.deepseek_v4.directions import Steering
 from ds4mlx.models.deepseek_v4.experts import MoE
 from ds4mlx.models.deepseek_v4.hyper import Update
 from ds4mlx.models.deepseek_v4.layers import Batch, Chunk, Linear
 from ds4mlx.models.deepseek_v4.pages import PageTable
 from ds4mlx.models.deepseek_v4.stacked import StackedLayer
 from ds4mlx.models.deepseek_v4.state import LayerState, Pools, Rounding
+from ds4mlx.models.deepseek_v4.steering import Direction, steered
 
 
 class Layer(nn.Module):
@@ -34,18 +36,26 @@ class Layer(nn.Module):
         self.ffn_norm: mx.array | None = None
         self.attn = Attention(config, config.compress_ratios[index], rounding)
         self.ffn = MoE(config, hashed=index < config.num_hash_layers)
+        self.attn_direction: Direction | None = None    # to steer along; None, as a rule
+        self.ffn_direction: Direction | None = None
         self.config = config
 
     def __call__(self, streams: mx.array, update: Update | None, tokens: Chunk | Batch,
                  state: LayerState | StackedLayer) -> tuple[mx.array, Update]:
         """Streams [T, 4, D] f32 and the update they still lack to the same; `state` takes in the tokens."""
-        c = self.config
+        streams, update = self.attention_half(streams, update, tokens, state)
+        return self.experts_half(streams, update, tokens)
+
+    def attention_half(self, streams: mx.array, update: Update | None, tokens: Chunk | Batch,
+                       state: LayerState | StackedLayer) -> tuple[mx.array, Update]:
         x, streams, *back = hyper.enter(streams, update, self.hc_attn_fn, self.hc_attn_scale, self.hc_attn_base,
-                                        self.attn_norm, c)
-        update = Update(self.attn(x, tokens, state), *back)
+                                        self.attn_norm, self.config)
+        return streams, Update(steered(self.attn(x, tokens, state), self.attn_direction), *back)
+
+    def experts_half(self, streams: mx.array, update: Update, tokens: Chunk | Batch) -> tuple[mx.array, Update]:
         x, streams, *back = hyper.enter(streams, update, self.hc_ffn_fn, self.hc_ffn_scale, self.hc_ffn_base,
-                                        self.ffn_norm, c)
-        return streams, Update(self.ffn(x, tokens), *back)
+                                        self.ffn_norm, self.config)
+        return streams, Update(steered(self.ffn(x, tokens), self.ffn_direction), *back)
 
 
 class Model(nn.Module):
@@ -99,6 +109,12 @@ class Model(nn.Module):
         """What the layers gave, or rows of it, to logits f32 [T, V]. Ask only for rows that are needed: V is large."""
         x = hyper.leave(streams, update, self.hc_head_fn, self.hc_head_scale, self.hc_head_base, self.norm, self.config)
         return self.head(x)
+
+    def steer(self, steering: Steering | None) -> None:
+        """From here on; None for as it was trained."""
+        for i, layer in enumerate(self.layers):
+            layer.attn_direction = Direction.of(steering.vectors[i], steering.attn) if steering else None
+            layer.ffn_direction = Direction.of(steering.vectors[i], steering.ffn) if steering else None
 
     def make_cache(self, context: int | None = None, pools: Pools | None = None) -> list[LayerState]:
         """A fresh state, covering no token: one per layer. Rows go to `pools`, or to some of its own; with a `context`,
