@@ -118,3 +118,19 @@ def test_as_many_sharing_sequences_as_were_promised_find_room_for_copies(sequenc
     for rows in sequences:
         append(rows, ROWS + 1, 2 * ROWS)
     assert all(holds(rows, 2 * ROWS) for rows in sequences) and pages.held == 6
+
+
+def test_a_pool_that_could_not_grow_is_tried_again(monkeypatch):
+    pages = Pages([Pool(4, ROW), Pool(128, ROW)])
+    one, other = (SequenceRows(pool, PageTable(pages)) for pool in pages.pools)
+    append(one, 0, ROWS)
+    with monkeypatch.context() as patch, pytest.raises(MemoryError):
+        patch.setattr(mx, "eval", exhausted)
+        other.write(0, mx.zeros((1, 4)))
+    assert holds(one, ROWS) and pages.held == 1 and other.table.entries == []
+    other.write(0, numbered(0, 16))
+    assert holds(one, ROWS) and holds(other, 16) and pages.held == 2
+
+
+def exhausted(*arrays):
+    raise MemoryError

@@ -186,7 +186,6 @@ def _state(config: Config, index: int, context: int) -> StackedLayer:
     for pool in pools:
         if pool:
             pool.grow(1 + page_count(context))
-            mx.eval(pool.rows)
     windows = mx.zeros((1, config.sliding_window, row.width), mx.uint8)
     widths = config.head_dim, config.index_head_dim
     parts = [pool and StackedCompressor(mx.zeros((1, *schema.frontier_shape(pool.ratio, width))), pool)

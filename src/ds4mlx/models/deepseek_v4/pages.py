@@ -35,8 +35,12 @@ class Pool:
         return self.page_rows * self.rows.shape[1] * self.rows.itemsize
 
     def grow(self, pages: int) -> None:
+        """To so many pages, or as it was where there is no memory for them."""
         more = pages * self.page_rows - self.rows.shape[0]
-        self.rows = mx.concatenate([self.rows, mx.zeros((more, self.rows.shape[1]), self.rows.dtype)])
+        if more > 0:
+            rows = mx.concatenate([self.rows, mx.zeros((more, self.rows.shape[1]), self.rows.dtype)])
+            mx.eval(rows)       # or every pool would be there twice at once
+            self.rows = rows
 
     def copy(self, source: int, target: int) -> None:
         page = self.rows[source * self.page_rows:(source + 1) * self.page_rows]
@@ -99,8 +103,8 @@ class Pages:
         """The page itself where one sequence holds it, else a copy in its place."""
         if self._holders[page] == 1:
             return page
-        mine = self.take(after)
         mx.synchronize()    # MLX would copy a whole pool that work in flight still reads
+        mine = self.take(after)
         for pool in self.pools:
             pool.copy(page, mine)
         self.release(page)
@@ -109,7 +113,6 @@ class Pages:
     def _grow(self, pages: int) -> None:
         for pool in self.pools:
             pool.grow(pages)
-            mx.eval(pool.rows)      # or every pool would be there twice at once
         self._holders += [0] * (pages - len(self._holders))
 
 
