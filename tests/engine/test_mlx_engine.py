@@ -13,6 +13,7 @@ from ds4mlx.engine.mlx_sampling import uniform
 from ds4mlx.engine.protocol import MemoryPlan, Row, Sampling
 from ds4mlx.errors import CheckpointError, DoesNotFit
 from ds4mlx.models.deepseek_v4 import schema
+from ds4mlx.models.deepseek_v4.pages import SequenceRows
 
 GREEDY = Sampling(temperature=0.0)
 PROMPT = [7, 40, 41, 300, 12, 99, 5, 6, 7, 8, 9]
@@ -196,6 +197,21 @@ def test_a_damaged_state_is_refused_and_changes_nothing(damage, engine, session)
     with pytest.raises(CheckpointError):
         session.restore(arrays)
     assert session.tokens == before and len(generate(engine, session, 2)) == 2
+
+
+def test_a_state_that_finds_no_memory_leaves_an_empty_session(small, monkeypatch):
+    state, session, held = whole(small.base(2043)), small.prefilled([5] * 77), small.pools.pages.held
+    with monkeypatch.context() as patch, pytest.raises(MemoryError):
+        calls, real = iter([True]), SequenceRows.write
+        patch.setattr(SequenceRows, "write", lambda *args: real(*args) if next(calls, False) else exhausted())
+        session.restore(state)
+    assert session.tokens == session.marks == session.table.entries == [] and small.pools.pages.held == held - 1
+    session.feed([5] * 77)
+    np.testing.assert_array_equal(session.logits(), small.prefilled([5] * 77).logits())
+
+
+def exhausted():
+    raise MemoryError
 
 
 def test_a_state_larger_than_the_context_is_refused(engine, session):

@@ -174,8 +174,19 @@ class MLXSession:
             raise CheckpointError(f"state covers {n} tokens, this session takes 1 to {self.context}")
         if not np.isfinite(arrays["logits"]).all():
             raise CheckpointError("state holds logits that are not finite; it is damaged")
-        self.table.cut(0)
         self._forget()
+        self.tokens.clear()
+        self._go_to(self._start)
+        mx.synchronize()    # as before a prefill
+        try:
+            self._fill(arrays, n)
+        except BaseException:
+            self._go_to(self._start)
+            raise
+        self.tokens[:] = arrays["tokens"].tolist()
+        self.mark()
+
+    def _fill(self, arrays: Mapping[str, np.ndarray], n: int) -> None:
         for i, layer in enumerate(self.cache):
             layer.offset, layer.window = n, mx.array(arrays[f"L{i}.raw"])
             for rows, frontier, c in _compressors(i, layer):
@@ -185,8 +196,6 @@ class MLXSession:
                 c.frontier = mx.array(np.stack([k, s], axis=1))
         mx.eval([layer.state for layer in self.cache])
         self._next = mx.array(arrays["logits"])
-        self.tokens[:] = arrays["tokens"].tolist()
-        self.mark()
 
     @property
     def closed(self) -> bool:
