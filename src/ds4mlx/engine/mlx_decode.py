@@ -131,12 +131,13 @@ class Decoder:
         return begun
 
     def _commit(self, fed: Sequence[Row], after: Stack) -> None:
-        before, others = self._stack, [session for ref in self._stacked if (session := ref()) is not None]
+        """Nothing here fails behind the first session that advances."""
+        staying = {id(row.session) for row in fed}
+        for session in filter(None, (ref() for ref in self._stacked)):
+            if id(session) not in staying and session.place is not None and session.place.stack is self._stack:
+                session.leave()     # or it would keep the state of all of them alive
         for i, row in enumerate(fed):
             row.session.advance(row.token, Place(after, i))
-        for session in others:
-            if session.place is not None and session.place.stack is before:
-                session.leave()     # or it would keep the state of all of them alive
         self._stack, self._stacked = after, [weakref.ref(row.session) for row in fed]
 
 
