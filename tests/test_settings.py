@@ -54,7 +54,7 @@ def other_text(name):
                    for choice in get_args(part)]:
         return next(choice for choice in choices if choice != default)
     if name in BOUNDS:
-        return str(256 if name in ("prefill_chunk", "mixed_prefill_quantum") else
+        return str(256 if name in ("prefill_chunk", "mixed_prefill_quantum", "kv_cache_min_tokens") else
                    next(bound for bound in map(int, BOUNDS[name][::-1]) if bound != default))
     return "some-text"
 
@@ -120,6 +120,16 @@ def test_an_effort_for_one_api_goes_before_that_for_all_and_the_last_word_counts
 def test_an_effort_that_is_none_is_refused(wrong):
     with pytest.raises(UsageError, match="DS4MLX_DEFAULT_EFFORT .* need low, high or max, or such as messages=max"):
         Settings.load("serve", {}, {"DS4MLX_DEFAULT_EFFORT": wrong})
+
+
+@pytest.mark.parametrize("most, least, right", [(0, 512, True), (512, 512, True), (511, 512, False)])
+def test_no_beginning_is_too_short_and_too_long_for_a_file_at_once(most, least, right):
+    flags = {"kv_cache_cold_max_tokens": most, "kv_cache_min_tokens": least}
+    if right:
+        assert Settings.load("serve", flags, {}).kv_cache_cold_max_tokens == most
+    else:
+        with pytest.raises(UsageError, match="cold-max-tokens is '511', need 0 or at least the 512 of --kv-cache-min"):
+            Settings.load("serve", flags, {})
 
 
 def test_an_empty_variable_is_as_good_as_none():

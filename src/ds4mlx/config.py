@@ -107,7 +107,9 @@ class Settings:
         sources += [*_from_environment(environment), *_from_flags(given)]
         chosen = {name: (value, told) for name, value, told in sources}
         values = {name: _parsed(name, value, told) for name, (value, told) in chosen.items()}
-        return replace(cls(), **values)
+        settings = replace(cls(), **values)
+        _check_cold_saves(settings)
+        return settings
 
     def effort(self, api: str) -> Literal["low", "high", "max"] | None:
         """How hard to think by default in an API, as chat or messages: its own effort, else that of all, if any."""
@@ -265,6 +267,13 @@ def _switch(value: object, told: str) -> bool:
     if isinstance(value, str) and value.lower() in TRUE + FALSE:
         return value.lower() in TRUE
     raise _wrong(told, value, "on or off")
+
+
+def _check_cold_saves(settings: Settings) -> None:
+    """A beginning that is long enough for a file must not be too long for one."""
+    most, least = settings.kv_cache_cold_max_tokens, settings.kv_cache_min_tokens
+    if 0 < most < least:
+        raise _wrong("--kv-cache-cold-max-tokens", most, f"0 or at least the {least} of --kv-cache-min-tokens")
 
 
 def _wrong(told: str, value: object, needed: str) -> UsageError:
