@@ -1,5 +1,6 @@
 """`ds4mlx serve` as a process: it says where it listens, answers, and leaves when told."""
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -7,6 +8,7 @@ import sys
 import httpx2
 import pytest
 
+from ds4mlx.config import Settings
 from ds4mlx.gguf.writer import write_gguf
 from ds4mlx.text.segments import CONTROL_LITERALS
 from ds4mlx.text.tokenizer import BYTE_OF
@@ -115,6 +117,12 @@ def test_paths_begin_where_it_was_told_to_go(serve, tmp_path):
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=20)
     assert (tmp_path / "kv").is_dir() and "Hello" in (tmp_path / "trace.txt").read_text("utf-8")
+
+
+def test_every_setting_but_the_seed_of_one_answer_is_an_option(ds4mlx):
+    options = {option.replace("-", "_") for option in re.findall(r"--([a-z][a-z-]+)", ds4mlx("serve", "--help").out)}
+    hidden = {"ops"}   # for tests of kernels
+    assert set(Settings.__slots__) - options == {"seed", "lock"} | hidden and "no_lock" in options
 
 
 def test_a_place_to_go_that_is_none_is_misuse(ds4mlx):
