@@ -19,13 +19,14 @@ TABLE = {
     "models": LEAF | {"gguf", "ops"}, "ops": BOTTOM | {"gguf", "metal_kernels"},
     "engine": LEAF | {"gguf", "models", "ops", "metal_kernels", "cuda_port"},
     "engine.stub": LEAF | {"engine.protocol", "gguf", "text"},  # its script may be written as text
+    "evaluation": LEAF | {"chat", "text", "engine.protocol"},
     "quant": BOTTOM | {"gguf", "models", "text", ""},
     "service": BOTTOM | {"chat", "sessions", "text", "gguf", "engine.protocol", "engine.open"},
     "server": BOTTOM | {"chat", "service", "engine.protocol", "text.segments"},
     "tiny": LEAF | {"gguf", "text", "models", ""},
     "cli": BOTTOM | {"chat", "text", "sessions", "gguf", "models", "engine.protocol", "engine.open",
                      "engine.mlx_importance", "engine.mlx_kernels", "engine.mlx_memory", "engine.mlx_plan", "quant",
-                     "service", "server", "tiny", ""},
+                     "evaluation", "service", "server", "tiny", ""},
     "notebook": BOTTOM | {"chat", "text", "gguf", "models", "engine", "service", "server", "tiny"},
     "api": BOTTOM | {"chat", "text", "sessions", "gguf", "engine", "models", "service", "server", "tiny"},
     "__main__": {"cli"}, "": {"api", "config", "engine", "models", "notebook", "text"},  # when they are used

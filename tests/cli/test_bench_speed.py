@@ -117,8 +117,9 @@ def test_the_state_is_as_large_as_the_engine_says(bench):
     (["--ctx-start", "9", "--ctx-max", "8"], "--ctx-start"), (["--step-mul", "0.5"], "--step-mul"),
     (["--step-incr", "0"], "--step-incr"), (["--ctx-alloc", "32896"], "--ctx-alloc"), (["--repeat", "0"], "--repeat"),
     (["--concurrency", "17"], "--concurrency"), (["--gen-tokens", "-1"], "--gen-tokens"),
-    (["--plot", "a.jpg"], "--plot"), (["--json"], "--json"), (["--ctx", "5"], "--ctx"), (["--chat-prompt-file", "a"], "--chat-prompt-file"),
-    (["-sys", "a"], "--system"), (["--step-mul", "nan"], "--step-mul")])
+    (["--plot", "a.jpg"], "--plot"), (["--json"], "--json"), (["--ctx", "5"], "--ctx"),
+    (["--chat-prompt-file", "a"], "--chat-prompt-file"), (["-sys", "a"], "--system"),
+    (["--step-mul", "nan"], "--step-mul")])
 def test_what_cannot_be_measured_is_misuse(bench, arguments, told):
     result = bench(*arguments)
     assert result.code == 2 and result.out == "" and told in result.err.splitlines()[0]
