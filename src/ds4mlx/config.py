@@ -14,7 +14,7 @@ from ds4mlx.errors import UsageError
 PREFIX = "DS4MLX_"
 # Each may have a section in a file.
 COMMANDS = ("chat", "run", "serve", "tokens", "logits", "logprobs", "inspect", "cache", "trace", "wire", "bench",
-            "doctor", "quantize", "top", "completion")
+            "eval", "doctor", "quantize", "top", "completion")
 
 
 @dataclass(frozen=True, slots=True)
