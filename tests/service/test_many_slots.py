@@ -3,7 +3,7 @@ import json
 
 import pytest
 from client_shapes import CLIENTS, call
-from host import system, talk, user
+from host import system, talk, user, without_reasoning
 
 from ds4mlx.engine.stub import Gate
 from ds4mlx.service.trace import Trace
@@ -88,6 +88,21 @@ def test_a_prompt_shares_with_a_slot_that_is_decoding(host):
     replies = [running.end(first), running.end(second)]
     assert [reply.message.parts[-1].text for reply in replies] == ["Yes.", "Yes."]
     assert "from-slot=0" in replies[1].line
+
+
+def test_what_a_client_may_send_back_of_a_shared_state_still_leads_to_it_when_the_other_slot_is_gone(host):
+    running, gate = host(["Plan.</think>Yes."], batched_session=2), Gate()
+    first = running.ask(talk(system(SYSTEM), user("The task.")))
+    history = system(SYSTEM), user("The task."), without_reasoning(first.message)   # no prefix of the state's tokens
+    running.engine.before_decode = gate
+    going_on = running.begin(talk(*history, user("Go on.")))
+    assert gate.reached.wait(10)
+    forked = running.begin(talk(*history, user("Another way.")))
+    gate.opened.set()
+    replies = [running.end(going_on, settle=False), running.end(forked)]
+    running.service.scheduler.slots[0] = None               # as after a failure of the engine
+    replies.append(running.ask(talk(*history, user("A third way. " * 60))))
+    assert [reply.reused for reply in replies] == [first.state] * 3
 
 
 def test_what_the_own_slot_has_goes_before_as_much_in_another(host):
