@@ -2,7 +2,7 @@
 import time
 
 import pytest
-from host import system, talk, user
+from host import system, talk, user, without_reasoning
 
 from ds4mlx.engine.stub import Gate, StubEngine
 
@@ -58,6 +58,23 @@ def test_who_leaves_while_its_state_is_read_leaves_the_slot_as_it_was(running):
     gate.opened.set()
     running.settle()
     assert running.ask(talk(user("Another one. " * 60))).reused >= held.prompt - 2
+
+
+def test_who_leaves_once_its_state_is_there_leaves_no_key_of_the_state_before(host, tmp_path):
+    """Two states of one length: with the keys of the other, a state would be taken for it."""
+    running, gate = host(["Plan.</think>Yes."], kv_disk_dir=tmp_path / "kv"), Gate()
+    one, two = (talk(user(name * 700)) for name in "AB")
+    said = [running.ask(conversation) for conversation in (one, two)]
+    assert said[0].state == said[1].state
+    alike, running.store.alike = running.store.alike, lambda key: gate() or {}
+    leaving = running.begin(talk(*one.messages, said[0].message, user("C" * 700)))
+    assert gate.reached.wait(10)
+    running.service.scheduler.cancel(leaving, "cancelled")
+    running.end(leaving)
+    gate.opened.set()
+    running.store.alike = alike
+    running.ask(talk(*two.messages, without_reasoning(said[1].message), user("D")))
+    assert "B" * 700 in running.tokenizer.decode(running.tokens)
 
 
 def test_others_decode_while_a_state_that_gives_way_waits_for_the_writer(host, tmp_path):

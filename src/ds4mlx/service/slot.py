@@ -136,8 +136,6 @@ class Slot:
         explanation = explain(went, wish.wanted, live, wish.origins, saved)
         beside = went.beside.live.tokens if went.beside else live.tokens
         mismatch = first_mismatch(beside, wish.wanted.ids, went.common_tokens) if beside else ()
-        if plan.donor is None:
-            self._visible = still_bound(self._visible, plan.tokens) if not plan.replaces_live else ()
         self._asked_at = plan.tokens
         if self._store is not None and not plan.replaces_live:
             self._store.continued(self.number)
@@ -280,6 +278,7 @@ class Slot:
     def _forget_after(self, length: int) -> None:
         self._point_keys = {at: key for at, key in self._point_keys.items() if at <= length}
         self._blocks = {block: at for block, at in self._blocks.items() if at <= length}
+        self._visible = still_bound(self._visible, length)
         if self._calls_at > length:
             self._call_ids, self._calls_at = frozenset(), 0
 
