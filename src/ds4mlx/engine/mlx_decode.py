@@ -45,10 +45,18 @@ class Decoder:
         self._tables = PageTables()
 
     def decode(self, rows: Sequence[Row]) -> list[Step]:
-        """Feed each row's token, then sample the next. On failure every session is as it was before."""
+        """Feed each row's token, then sample the next. On failure every session is as it was before, but for rows that
+        the device may have lost (`Pages.settle`)."""
         if not rows:
             return []
         self._check(rows)
+        try:
+            return self._decode(rows)
+        except BaseException:
+            self._pools.pages.settle()
+            raise
+
+    def _decode(self, rows: Sequence[Row]) -> list[Step]:
         fed, rest = self._in_order([row for row in rows if row.token is not None]), [r for r in rows if r.token is None]
         after = self._forward(fed) if fed else None
         logits = [after.logits] if after else []

@@ -63,15 +63,22 @@ class MLXSession:
             mx.eval(self._next, [layer.state for layer in self.cache])
         except BaseException:
             self._go_to(before)
+            self.table.pages.settle()
             raise
         self.tokens.extend(tokens)
 
-    def require_of(self, pages: Pages) -> None:
-        """Raises ValueError where it is closed, or has its rows in other pages than these."""
+    def require_open(self) -> None:
+        """Raises ValueError where it is closed."""
         if self.closed:
             raise ValueError("the session is closed; open another one")
+
+    def require_of(self, pages: Pages) -> None:
+        """Raises ValueError where it is closed, or has no rows in these pages."""
+        self.require_open()
         if self.table.pages is not pages:
             raise ValueError("the session is another engine's, and its rows are not here; open one of this engine")
+        if self.table.lost:
+            raise ValueError("the session lost its rows when the device failed; close it and open another one")
 
     def require_room(self, tokens: int) -> None:
         """Raises ValueError where so many more do not fit."""
@@ -135,10 +142,10 @@ class MLXSession:
         return mark.length
 
     def branch(self, other: "MLXSession", length: int) -> int:
-        for session in (self, other):
-            session.require_of(self.table.pages)
+        self.require_open()
         if other is self:
             return self.rewind(length)
+        other.require_of(self.table.pages)
         reachable = [*other._marks, *([other._here()] if len(other.tokens) <= length else [])]
         mark = max((m for m in reachable if m.length <= min(length, self.context)), key=lambda m: m.length,
                    default=self._start)
@@ -168,7 +175,7 @@ class MLXSession:
         return MLXSnapshot(self)
 
     def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
-        self.require_of(self.table.pages)
+        self.require_open()
         n = schema.check(self._model.config, arrays, packed=self._model.rounding == "official")
         if not 0 < n <= self.context:
             raise CheckpointError(f"state covers {n} tokens, this session takes 1 to {self.context}")
@@ -182,6 +189,7 @@ class MLXSession:
             self._fill(arrays, n)
         except BaseException:
             self._go_to(self._start)
+            self.table.pages.settle()
             raise
         self.tokens[:] = arrays["tokens"].tolist()
         self.mark()
@@ -239,7 +247,7 @@ class MLXSnapshot:
                 for i, layer in enumerate(self._session.cache) for rows, _, c in _compressors(i, layer)}
 
     def _check(self) -> None:
-        if self._session.epoch != self._epoch or not self._session.tokens:
+        if self._session.epoch != self._epoch or not self._session.tokens or self._session.table.lost:
             raise CheckpointError("the session has gone back since its snapshot was taken; take another one")
 
 

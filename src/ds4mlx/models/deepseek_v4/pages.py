@@ -42,6 +42,15 @@ class Pool:
             mx.eval(rows)       # or every pool would be there twice at once
             self.rows = rows
 
+    def settle(self) -> bool:
+        """Compute the rows that are pending. False where that fails: all rows are zeros then."""
+        try:
+            mx.eval(self.rows)
+        except Exception:
+            self.rows = mx.zeros(self.rows.shape, self.rows.dtype)
+            return False
+        return True
+
     def copy(self, source: int, target: int) -> None:
         page = self.rows[source * self.page_rows:(source + 1) * self.page_rows]
         self.rows[target * self.page_rows:(target + 1) * self.page_rows] = page
@@ -55,6 +64,7 @@ class Pages:
         self._holders = [1]         # of each page there is; page 0 is held for good
         self._promised = 0          # to the tables that know how many they will need at most
         self._unbounded = 0         # tables that do not
+        self.losses = 0             # times that all rows were lost
         self._grow(2)
 
     @property
@@ -110,6 +120,12 @@ class Pages:
         self.release(page)
         return mine
 
+    def settle(self) -> None:
+        """After a failure. Everybody's rows wait for writes that are pending, so where these cannot be computed either,
+        all rows are lost, and all that is left is to begin anew."""
+        settled = [pool.settle() for pool in self.pools]
+        self.losses += not all(settled)
+
     def _grow(self, pages: int) -> None:
         for pool in self.pools:
             pool.grow(pages)
@@ -125,14 +141,22 @@ class PageTable:
 
     def __init__(self, pages: Pages, context: int | None = None) -> None:
         self.pages, self.entries = pages, []
+        self._losses = pages.losses     # before the first of these rows
         self.version = next(_VERSIONS)
         most = None if context is None else page_count(context)
         pages.promise(most)
         self.close = weakref.finalize(self, _give_back, pages, self.entries, most)
         self.close.atexit = False
 
+    @property
+    def lost(self) -> bool:
+        """Whether its rows are."""
+        return bool(self.entries) and self._losses < self.pages.losses
+
     def hold(self, start: int, end: int) -> None:
         """Have room for the rows of tokens start … end - 1, after those before, in pages that no one else sees."""
+        if not self.entries:
+            self._losses = self.pages.losses
         for i in range(start // PAGE_TOKENS, page_count(end)):
             after = self.entries[i - 1] if i else 0
             if i == len(self.entries):
@@ -154,6 +178,7 @@ class PageTable:
         shared = [self.pages.share(page) for page in other.entries[:page_count(tokens)]]
         self.cut(0)
         self.entries += shared
+        self._losses = other._losses
         self.version = next(_VERSIONS)
 
 
