@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 from client_shapes import CLIENTS, MAIN, call
-from host import said, system, talk, user
+from host import said, system, talk, user, without_reasoning
 
 CLAUDE, CODEX, OPENCODE, PI = CLIENTS
 CALLS = [f"Step {n}.</think>Next.\n\n" + call(n) for n in range(100)]
@@ -175,3 +175,14 @@ def test_two_conversations_take_turns_on_one_slot(host, tmp_path, text, lost):
             state = session.state
             reply = session.turn(running, text)
             assert reply.reused >= state - lost, reply.line
+
+
+@pytest.mark.parametrize("begins, more, source", [(300, 100, "thinking-visible"), (300, 400, "memory-rewind"),
+                                                  (20, 600, "none")])
+def test_reasoning_that_the_client_left_out_goes_when_the_context_has_no_room_for_it(host, begins, more, source):
+    running = host(["Hm. " * 100 + "</think>Yes.", "</think>No."], ctx=1000)
+    first = running.ask(talk(user("x" * begins)))
+    history = user("x" * begins), without_reasoning(first.message)
+    reply = running.ask(talk(*history, user("y" * more)))
+    assert reply.end.reason == "stop" and reply.source == source and (reply.reused >= begins or source == "none")
+    assert reply.line.startswith(f"{source}; reused={reply.reused};")

@@ -17,8 +17,8 @@ from ds4mlx.service.export import Export
 from ds4mlx.sessions.explain import Explanation, Origin, Row, explain, first_mismatch
 from ds4mlx.sessions.header import Reason
 from ds4mlx.sessions.lookup import (
-    MIN_REWIND, VISIBLE, Decision, Live, Other, Plan, RewindPoint, Source, Stored, Verdict, VisibleKey, Wanted, branch,
-    clean_cut, decide, still_bound, tool_state_gone)
+    MIN_REWIND, VISIBLE, Decision, Live, Other, Outcome, Plan, RewindPoint, Source, Stored, Verdict, VisibleKey, Wanted,
+    branch, clean_cut, decide, still_bound, tool_state_gone)
 from ds4mlx.sessions.policy import GAIN, SaveRules, crosses, prefill_boundaries
 from ds4mlx.sessions.saving import SaveJob
 from ds4mlx.sessions.store import Candidate, Store
@@ -153,7 +153,7 @@ class Slot:
                     rest = yield from self._branch(plan, wish, others)
                 else:
                     rest = yield from self._go_back(plan, wish)
-            except ValueError as fault:   # the place lies inside a character of a repeated token
+            except ValueError as fault:   # of what follows, see `_rest`
                 log.warning("cannot go on from %s at %d tokens: %s", plan.source, plan.tokens, fault)
                 continue
             if rest is not None:
@@ -253,13 +253,16 @@ class Slot:
             yield self.go_on_saving()
 
     def _rest(self, plan: Plan, wish: Wish, held: Sequence[int]) -> list[int]:
-        """The tokens that follow a plan's in a session that holds `held`. Raises ValueError for a place in a token."""
+        """The tokens that follow a plan's in a session that holds `held`. Raises ValueError for a place inside a
+        character of a repeated token, and where the state's words, which may be more than the client's, are too many."""
         ids, self._said_as = wish.wanted.ids, None
         if plan.then == "results":         # all that the request holds is one user turn, behind its instructions
             return self._live_tail(ids, held)
         if plan.then == "ids" or plan.stored and list(ids[:plan.tokens]) == list(held):
             return list(ids[plan.tokens:])
         rest = wish.after_key(plan.key_bytes)
+        if (total := plan.tokens + len(rest)) >= self._context:
+            raise ValueError(f"{total} tokens with what the client left out, and the context is {self._context}")
         self._said_as = wish.wanted
         return rest
 
@@ -431,12 +434,12 @@ class Slot:
 
 
 def _as_it_went(decision: Decision, taken: Plan) -> Decision:
-    """A decision without the plans that did not work out: saved states that could not be read."""
-    tried = [plan for plan in decision.plans[:decision.plans.index(taken)] if plan.stored]
-    if not tried:
+    """A decision without the plans that did not work out."""
+    at = decision.plans.index(taken)
+    if not at:
         return decision
-    verdicts = [verdict for verdict in decision.verdicts if verdict.source not in (taken.source, "disk-text")]
-    if taken.source != "disk-text":
-        verdicts.append(Verdict("disk-text", "unreadable"))
-    return replace(decision, plans=decision.plans[decision.plans.index(taken):],
-                   verdicts=(*verdicts, Verdict(taken.source, "taken")))
+    failed: dict[Source, Outcome] = {plan.source: "unreadable" if plan.stored else "unreachable"
+                                     for plan in decision.plans[:at] if plan.source != taken.source}
+    verdicts = [verdict for verdict in decision.verdicts if verdict.source not in (*failed, taken.source)]
+    verdicts += [Verdict(source, outcome) for source, outcome in failed.items()]
+    return replace(decision, plans=decision.plans[at:], verdicts=(*verdicts, Verdict(taken.source, "taken")))

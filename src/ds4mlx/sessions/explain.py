@@ -139,11 +139,13 @@ def _because(decision: Decision, live: Live, reused: int, place: Place | None) -
         said.append(f"its first {reused} tokens are shared with that slot")
     elif best.source == "memory-rewind" and reused < common:
         said.append(f"{reused} is the longest length to go back to")
+    elif best.source == "none" and any(verdict.outcome == "unreachable" for verdict in decision.verdicts):
+        said.append("what is live serves only with more than the context holds")
     elif best.source == "none" and live.tokens:
         said.append(f"fewer than {MIN_REWIND} tokens are worth nothing" if common < MIN_REWIND
                     else f"there is no length of {MIN_REWIND} to {common} tokens to go back to")
     if best.source == "none":
-        said.append(_NOTHING_SAVED.get(decision.verdicts[-2].outcome, ""))
+        said.append(next((_NOTHING_SAVED.get(v.outcome, "") for v in decision.verdicts if v.source == "disk-text"), ""))
     return "; ".join(filter(None, said))
 
 

@@ -29,7 +29,7 @@ VisibleKind = Literal["thinking-visible", "responses-visible"]
 Outcome = Literal["taken", "no-live-state", "no-key", "stale-key", "not-a-prefix", "nothing-to-add", "inside-a-token",
                   "no-tool-results", "other-calls", "history-unknown", "history-edited", "prompt-shorter",
                   "ids-differ", "no-point", "too-short", "shorter-than-saved", "no-candidate", "barely-longer",
-                  "unreadable"]
+                  "unreadable", "unreachable"]
 
 STRIDE = 4096           # tokens compared at once: slices of ints compare some 20 times faster than a Python loop
 MIN_REWIND = 64         # tokens: BOS and the words that all prompts begin with are no conversation
@@ -196,7 +196,8 @@ def decide(wanted: Wanted, live: Live, stored: Sequence[Stored] = (), others: Se
     needs_live = wanted.results is not None and wanted.results.turn_end is None
     for source, attempt in _needing_live(wanted.api) if needs_live else _whole_state(wanted.api):
         if plan := match.judge(source, attempt(match)):
-            return match.decision(plan) if needs_live else match.decision(plan, COLD)
+            shorter = [] if needs_live else [found for found in (_rewind(match), COLD) if isinstance(found, Plan)]
+            return match.decision(plan, *shorter)   # with what the client left out, the whole may be too long
     if needs_live:
         return match.decision()
     beside = [(other, _matched(wanted, other.live)) for other in others]
