@@ -48,6 +48,21 @@ def test_others_decode_while_a_state_is_read(running):
     assert (reply := running.end(second)).source == "disk-text" and reply.reused == running.first.state
 
 
+def test_who_comes_back_from_disk_waits_for_no_prompt_that_begins_alike(host, tmp_path):
+    running = host(ANSWERS, batched_session=2, kv_disk_dir=tmp_path / "kv", kv_cache_cold_max_tokens=0,
+                   prefill_chunk=128)
+    first, shared = running.ask(talk(system(LONG), user("A task. " * 200))), len(LONG)
+    running.restart()
+    running.engine.before_prefill, computed, load = Gate(), [], running.store.start_loading
+    running.store.start_loading = lambda *file: computed.append(sum(running.slices)) or load(*file)
+    other = running.begin(talk(system(LONG), user("Another task. " * 200)))
+    assert running.engine.before_prefill.reached.wait(10)
+    second = running.begin(talk(system(LONG), user("A task. " * 200), first.message, user("Go on.")))
+    running.engine.before_prefill.opened.set()
+    running.end(other, settle=False)
+    assert running.end(second).reused == first.state and computed[0] < shared
+
+
 def test_who_leaves_while_its_state_is_read_leaves_the_slot_as_it_was(running):
     held = running.ask(talk(user("Another one. " * 60)))
     gate = hold_reading(running)

@@ -260,8 +260,8 @@ class Scheduler:
         leaders = [(common_prefix(other.request.wanted.ids, wanted.ids), other) for other in self._runs
                    if other.phase in ("beginning", "prefilling")]
         common, leader = max(leaders, key=lambda pair: pair[0], default=(0, run))
-        own = run.slot.would_reuse(wanted) if common >= GAIN else None
-        if own is not None and common >= own.tokens + GAIN:
+        own = run.slot.would_have(wanted) if common >= GAIN else None
+        if own is not None and common >= own + GAIN:
             run.follow(leader, common)
 
     def _admitted(self, request: Request, run: Run | None) -> bool:

@@ -112,6 +112,12 @@ class Slot:
         """How the request would go on in this slot, by nothing but its state; None where it cannot be answered."""
         return decide(wanted, self._live()).best
 
+    def would_have(self, wanted: Wanted) -> int | None:
+        """Tokens that the request would go on from in this slot, by its state or the disk; None where it cannot
+        be answered."""
+        plan = self.would_reuse(wanted)
+        return max(plan.tokens, *(known.tokens for known, _ in self._stored(wanted.key)[0]), 0) if plan else None
+
     def saved(self) -> int:
         """Tokens of the state that are on disk."""
         return self._store.covered(np.array(self.session.tokens, np.uint32)) if self._store else 0
@@ -254,7 +260,7 @@ class Slot:
 
     def _rest(self, plan: Plan, wish: Wish, held: Sequence[int]) -> list[int]:
         """The tokens that follow a plan's in a session that holds `held`. Raises ValueError for a place inside a
-        character of a repeated token, and where the state's words, which may be more than the client's, are too many."""
+        character of a repeated token, and where the state's words, which may be more than the client's, do not fit."""
         ids, self._said_as = wish.wanted.ids, None
         if plan.then == "results":         # all that the request holds is one user turn, behind its instructions
             return self._live_tail(ids, held)
