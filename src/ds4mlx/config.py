@@ -13,8 +13,8 @@ from ds4mlx.errors import UsageError
 
 PREFIX = "DS4MLX_"
 # Each may have a section in a file.
-COMMANDS = ("chat", "run", "serve", "tokens", "logits", "logprobs", "inspect", "cache", "trace", "wire", "bench",
-            "eval", "doctor", "quantize", "top", "completion")
+COMMANDS = ("chat", "run", "serve", "tokens", "logits", "logprobs", "perplexity", "compare", "inspect", "cache",
+            "trace", "wire", "bench", "eval", "doctor", "quantize", "top", "completion")
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,9 +2,12 @@
 import contextlib
 import io
 import json
+import math
 import random
 import re
 from collections import Counter
+from fractions import Fraction
+from itertools import combinations
 
 import pytest
 
@@ -21,6 +24,16 @@ def find(text):
     pattern = r"Entry (\d+): the (\w+) brought (\d+) crates of ([\w ]+?) from \w+ to \w+, under seal (\w+)\."
     found = re.findall(pattern, text)
     return {int(entry): (ship, int(crates), goods, seal) for entry, ship, crates, goods, seal in found}
+
+
+def walks(right, up):
+    """All ways from (0, 0), as sets of points."""
+    for ups in combinations(range(right + up), up):
+        points = [(0, 0)]
+        for step in range(right + up):
+            x, y = points[-1]
+            points.append((x, y + 1) if step in ups else (x + 1, y))
+        yield set(points)
 
 
 def one(**fields):
@@ -49,6 +62,22 @@ def test_what_is_looked_up_is_in_the_text(case):
     ship, crates, _, seal = entries[asked]
     answer = case.choices[LETTERS.index(case.answer)] if case.choices else case.answer or case.checks[0]["equals"]
     assert answer in (ship, str(crates), seal)
+
+
+WORKED = {
+    "sum-column": 37 * 4 + 18 * 7 + 5 * 23, "product": 387 * 46, "long-division": 98765 % 37, "negative": 6 - 3 * 5 + 2,
+    "percent": Fraction(240) * Fraction(115, 100) * Fraction(75, 100), "clock": 24 * 60 + 6 * 60 + 12 - (22 * 60 + 47),
+    "calendar": len(range(3, 31 + 30 + 1, 9)), "average": 5 * 18 - (11 + 25 + 16 + 20), "gcd": math.gcd(1386, 1078),
+    "binary": int("1101011", 2), "hexadecimal": int("3E8", 16) - int("1F", 16), "power-mod": 7 ** 42 % 100,
+    "tiles": (420 // 30) * (360 // 30), "mixture": next(x for x in range(99) if 5 * (12 + x) == 2 * (60 + x)),
+    "divisors": sum(7200 % n == 0 for n in range(1, 7201)), "digit-sum": sum(map(int, str(2 ** 50))),
+    "paths": sum((2, 2) not in path for path in walks(5, 4)),
+    "inclusion": sum((n % 4 == 0) != (n % 6 == 0) for n in range(1, 1001))}
+
+
+@pytest.mark.parametrize("case", [case for case in OWN if case.domain == "arithmetic"], ids=lambda case: case.id)
+def test_a_sum_comes_out_as_its_case_says(case):
+    assert int(case.answer) == WORKED[case.id.removeprefix("arithmetic-")]
 
 
 def test_questions_over_a_whole_ledger_are_right():
