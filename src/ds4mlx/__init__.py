@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ds4mlx.api.model import load
+    from ds4mlx.api.remote import connect
     from ds4mlx.api.steering import directions
     from ds4mlx.config import Settings
     from ds4mlx.engine.open import open_engine
@@ -24,10 +25,11 @@ _PUBLIC = {
     "Settings": "ds4mlx.config", "Engine": "ds4mlx.engine.protocol", "Session": "ds4mlx.engine.protocol",
     "Row": "ds4mlx.engine.protocol", "Sampling": "ds4mlx.engine.protocol", "open_engine": "ds4mlx.engine.open",
     "Tokenizer": "ds4mlx.text.tokenizer", "for_mlx_lm": "ds4mlx.notebook", "load": "ds4mlx.api.model",
-    "directions": "ds4mlx.api.steering", "Steering": "ds4mlx.models.deepseek_v4.directions",
+    "connect": "ds4mlx.api.remote", "directions": "ds4mlx.api.steering",
+    "Steering": "ds4mlx.models.deepseek_v4.directions",
 }
-__all__ = ["Engine", "Row", "Sampling", "Session", "Settings", "Steering", "Tokenizer", "__version__", "directions",
-           "for_mlx_lm", "load", "open_engine"]
+__all__ = ["Engine", "Row", "Sampling", "Session", "Settings", "Steering", "Tokenizer", "__version__", "connect",
+           "directions", "for_mlx_lm", "load", "open_engine"]
 
 
 def __getattr__(name: str) -> object:

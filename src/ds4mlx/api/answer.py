@@ -1,5 +1,5 @@
 """One answer, made while it is read: pieces of text, or events, from a model here or on a server."""
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 from ds4mlx.chat.events import Event, Finish, Recovered, TextDelta, gather
 from ds4mlx.engine.protocol import Step
@@ -59,7 +59,9 @@ class Answer:
         return self._said[-1] if self._said and isinstance(self._said[-1], Finish) else None
 
     def stop(self) -> None:
-        """Nothing more comes."""
+        """Nothing more comes; a server is told."""
+        if isinstance(self._events, Generator):
+            self._events.close()
         self._events = iter(())
 
     def __str__(self) -> str:

@@ -1,5 +1,6 @@
 """One state as one file: a checkpoint's head (`sessions.format`) that holds all its rows itself."""
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -53,13 +54,22 @@ def read(path: Path, identity: Identity, engine: Engine, context: int) -> dict[s
     return arrays
 
 
-def read_messages(path: Path) -> tuple[list[dict[str, Json]], Style]:
+def write_messages(path: Path, messages: list[dict[str, Json]], style: Style, tokens: Sequence[int] = (),
+                   text: str = "") -> None:
+    """What was said; and, where no state beside it tells, tokens and text that the session goes on from."""
+    told = {"messages": messages, "tools": list(style.tools), "thinking": style.thinking, "effort": style.effort,
+            "tokens": list(tokens), "text": text}
+    path.write_text(json.dumps(told, ensure_ascii=False), "utf-8")
+
+
+def read_messages(path: Path) -> tuple[list[dict[str, Json]], Style, list[int], str]:
     """What was said, where it is there. Raises CheckpointError."""
     if not path.exists():
-        return [], Style()
+        return [], Style(), [], ""
     try:
         told = json.loads(path.read_text("utf-8"))
-        return told["messages"], Style(tuple(told["tools"]), told["thinking"], told["effort"])
+        return (told["messages"], Style(tuple(told["tools"]), told["thinking"], told["effort"]), told["tokens"],
+                told["text"])
     except (ValueError, KeyError, TypeError) as fault:
         raise CheckpointError(f"{path}: not the messages of a session ({fault!r}); delete it to load the state "
                               "alone") from fault

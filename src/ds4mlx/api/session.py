@@ -1,5 +1,4 @@
 """A conversation with a model on this machine, whose every token can be seen, gone back to and branched from."""
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -145,14 +144,12 @@ class Session:
         self._feed([])
         saved.write(Path(path), self._state, self._model.engine, self._identity(),
                     self._model.tokenizer.key_bytes_of_ids(self.tokens))
-        told = {"messages": self.messages, "tools": list(self.style.tools), "thinking": self.style.thinking,
-                "effort": self.style.effort}
-        Path(f"{path}.json").write_text(json.dumps(told, ensure_ascii=False), "utf-8")
+        saved.write_messages(Path(f"{path}.json"), self.messages, self.style)
 
     def load(self, path: Path | str) -> None:
         """Become what was saved, by this or another process. Raises CheckpointError and stays as it was, OSError."""
         self._settle()
-        messages, style = saved.read_messages(Path(f"{path}.json"))
+        messages, style, *_ = saved.read_messages(Path(f"{path}.json"))
         self._state.restore(saved.read(Path(path), self._identity(), self._model.engine, self.context))
         self.messages, self.style, self._unfed = messages, style, []
 

@@ -1,0 +1,249 @@
+"""The same session on a live server: it speaks OpenAI's API, and asks `POST /tokenize` where tokens are wanted."""
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from http.client import HTTPResponse
+from pathlib import Path
+from typing import Self
+from urllib.error import HTTPError, URLError
+from urllib.request import ProxyHandler, Request, build_opener
+
+from ds4mlx.api import saved
+from ds4mlx.api.answer import Answer
+from ds4mlx.api.rendering import Messages, Rendered, Style, answer_message, listed
+from ds4mlx.chat.events import (Event, Finish, FinishReason, ReasoningDelta, TextDelta, ToolArgsDelta, ToolCallEnd,
+                                ToolCallStart, Usage)
+from ds4mlx.chat.messages import Effort, Json
+from ds4mlx.engine.protocol import Sampling
+from ds4mlx.errors import BadRequest, Ds4Error
+from ds4mlx.text.segments import BOS
+
+TIMEOUT_S = 600.0   # of silence: a server sends keepalives while it reads a prompt
+Body = dict[str, Json]
+
+
+def connect(url: str = "http://127.0.0.1:8000", api_key: str | None = None) -> "Server":
+    """A server of ours. Raises Ds4Error where none answers."""
+    server = Server(url.rstrip("/").removesuffix("/v1"), api_key)
+    server.models()
+    return server
+
+
+class Server:
+    """What a `Model` is, elsewhere."""
+
+    def __init__(self, url: str, api_key: str | None) -> None:
+        self.url = url
+        self._headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {api_key}"}
+                                                                if api_key else {})
+        self._opener = build_opener(ProxyHandler({}) if "://127.0.0.1" in url or "://localhost" in url
+                                    else ProxyHandler())
+
+    def models(self) -> list[str]:
+        with self.open("/v1/models") as answer:
+            return [model["id"] for model in json.load(answer)["data"]]
+
+    def session(self) -> "RemoteSession":
+        """An empty conversation."""
+        return RemoteSession(self)
+
+    def render(self, messages: Messages, tools: Sequence[dict[str, Json]] = (), *, thinking: bool | None = None,
+               effort: Effort | None = None) -> Rendered:
+        """As `Model.render`. The server has to run with --diagnostics."""
+        return self.tokenize({"messages": list(messages), **Style(tuple(tools), thinking, effort).members()})
+
+    def tokenize(self, body: Body) -> Rendered:
+        """Of {"text": ...}, or of a chat request. Raises BadRequest, also where --diagnostics is off."""
+        try:
+            with self.open("/tokenize", body) as answer:
+                found = json.load(answer)
+        except BadRequest as fault:
+            if fault.status != 404:
+                raise
+            raise BadRequest(f"{self.url} does not tell of tokens; start it with ds4mlx serve --diagnostics",
+                             status=404) from fault
+        return Rendered(found["text"], found["ids"])
+
+    def open(self, path: str, body: Body | None = None) -> HTTPResponse:
+        """Raises BadRequest for what the server refuses, Ds4Error where it does not answer."""
+        data = None if body is None else json.dumps(body).encode()
+        try:
+            return self._opener.open(Request(self.url + path, data, self._headers), timeout=TIMEOUT_S)
+        except HTTPError as fault:
+            with fault:
+                raise BadRequest(_refusal(fault), status=fault.code) from None
+        except (URLError, OSError) as fault:
+            raise Ds4Error(f"{self.url} does not answer ({fault}); start it with ds4mlx serve, or give its address") \
+                from fault
+
+    def chunks(self, path: str, body: Body) -> Iterator[Mapping[str, Json]]:
+        """The JSON of a streamed answer, as it comes. The request is sent when the first is asked for."""
+        with self.open(path, body | {"stream": True, "stream_options": {"include_usage": True}}) as answer:
+            for line in answer:
+                if line.startswith(b"data: ") and line.strip() != b"data: [DONE]":
+                    chunk = json.loads(line[6:])
+                    if "error" in chunk:
+                        raise Ds4Error(chunk["error"]["message"])
+                    yield chunk
+
+
+class RemoteSession:
+    """`api.session.Session` over a server, which keeps the states: what of a prompt is there is not computed again.
+
+    `tokens`, `text`, `rewind` and `complete` need a server with --diagnostics.
+    """
+
+    def __init__(self, server: Server) -> None:
+        self.messages: list[dict[str, Json]] = []
+        self.style = Style()
+        self._server = server
+        self._head: list[int] = []      # where `complete` goes on from; none while this is a conversation
+        self._written = ""              # behind it
+        self._answer: Answer | None = None
+        self._chatting = False
+
+    @property
+    def tokens(self) -> list[int]:
+        """A sampled text may be other tokens when it is encoded again."""
+        self._settle()
+        if not self._head:
+            return self._rendered(len(self.messages)).tokens if self.messages else []
+        return [*self._head, *(self._server.tokenize({"text": self._written}).tokens if self._written else [])]
+
+    @property
+    def text(self) -> str:
+        """Of messages that are whole, and what was completed behind them."""
+        self._settle()
+        told = self._rendered(len(self.messages)).text if self.messages else BOS if self._head else ""
+        return told + self._written
+
+    def chat(self, said: str | Messages, *, tools: Sequence[dict[str, Json]] | None = None,
+             thinking: bool | None = None, effort: Effort | None = None, max_tokens: int | None = None,
+             sampling: Sampling = Sampling(), stop: Sequence[str] = ()) -> Answer:
+        """As Session.chat; the request is sent when the answer is read, and what is refused is raised there."""
+        self._settle()
+        self.style = Style(self.style.tools if tools is None else tuple(tools),
+                           self.style.thinking if thinking is None else thinking, effort or self.style.effort)
+        self.messages = [*self.messages, *listed(said)]
+        self._head, self._written, self._chatting = [], "", True
+        return self._begin("/v1/chat/completions", {"messages": self.messages, **self.style.members(),
+                                                    **_limits(max_tokens, sampling, stop)})
+
+    def complete(self, text: str = "", *, max_tokens: int | None = None, sampling: Sampling = Sampling(),
+                 stop: Sequence[str] = ()) -> Answer:
+        """As Session.complete, behind tokens, since a server makes a question of a text."""
+        self._settle()
+        question = self._server.render([{"role": "user", "content": ""}]) if not self.messages else None
+        self._head = self._head or (question.tokens[:1] if question else self.tokens)
+        self._written += text
+        self._chatting = False
+        return self._begin("/v1/completions", {"prompt": self.tokens, **_limits(max_tokens, sampling, stop)})
+
+    def rewind(self, length: int) -> None:
+        """As Session.rewind."""
+        tokens = self.tokens
+        if not -len(tokens) <= length <= len(tokens):
+            raise ValueError(f"the session has {len(tokens)} tokens, so it cannot go back to {length}")
+        kept, told = tokens[:length], len(self.messages)
+        while told and (ids := self._rendered(told).tokens) != kept[:len(ids)]:
+            told -= 1
+        whole = told and self._rendered(told).tokens == kept
+        self.messages, self._head, self._written = self.messages[:told], [] if whole else kept, ""
+
+    def fork(self) -> Self:
+        """Another session in the same place; the server shares the states."""
+        self._settle()
+        other = type(self)(self._server)
+        other.messages, other.style, other._head, other._written = [*self.messages], self.style, [*self._head], \
+            self._written
+        return other
+
+    def save(self, path: Path | str) -> None:
+        """Write down what was said, as Session.save does beside a state, which stays here. Raises OSError."""
+        self._settle()
+        saved.write_messages(Path(f"{path}.json"), self.messages, self.style, self._head, self._written)
+
+    def load(self, path: Path | str) -> None:
+        """What was saved here or by a Session. Raises CheckpointError, OSError."""
+        self._settle()
+        self.messages, self.style, self._head, self._written = saved.read_messages(Path(f"{path}.json"))
+
+    def close(self) -> None:
+        self._settle()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _rendered(self, told: int) -> Rendered:
+        """The first messages; a last answer is open to be gone on with."""
+        messages = self.messages[:told]
+        return self._server.tokenize({"messages": messages, **self.style.members(),
+                                      "continue_final_message": messages[-1].get("role") == "assistant"})
+
+    def _begin(self, path: str, body: Body) -> Answer:
+        self._answer = answer = Answer(_events(self._server.chunks(path, body)))
+        return answer
+
+    def _settle(self) -> None:
+        """Keep what was said of the answer that is being read, and let the server stop."""
+        answer, self._answer = self._answer, None
+        if answer is None:
+            return
+        answer.stop()
+        if self._chatting:
+            self.messages.append(answer_message(answer.text, answer.reasoning, answer.calls, answer.call_ids))
+        else:
+            self._written += answer.text
+
+
+def _events(chunks: Iterator[Mapping[str, Json]]) -> Iterator[Event]:
+    """Chunks of either API to events, the last of them Finish."""
+    calls, reason, usage = 0, "cancelled", Usage(0, 0, 0, 0)
+    for chunk in chunks:
+        if chunk.get("usage"):
+            usage = _usage(chunk["usage"])
+        for choice in chunk["choices"]:
+            delta = choice.get("delta", choice)
+            if reasoning := delta.get("reasoning_content"):
+                yield ReasoningDelta(reasoning)
+            if text := delta.get("content", delta.get("text")):
+                yield TextDelta(text)
+            for call in delta.get("tool_calls", ()):
+                if "id" in call:
+                    calls += 1
+                    yield ToolCallStart(call["index"], call["function"]["name"], call["id"])
+                if fragment := call["function"]["arguments"]:
+                    yield ToolArgsDelta(call["index"], fragment)
+            reason = choice.get("finish_reason") or reason
+    yield from map(ToolCallEnd, range(calls if reason == "tool_calls" else 0))
+    yield Finish(_reason(reason), usage)
+
+
+def _reason(said: str) -> FinishReason:
+    return said if said in ("stop", "tool_calls", "length", "cancelled") else "error"
+
+
+def _usage(said: Mapping[str, Json]) -> Usage:
+    return Usage(said["prompt_tokens"], said["prompt_tokens_details"]["cached_tokens"], said["completion_tokens"],
+                 said["completion_tokens_details"]["reasoning_tokens"])
+
+
+def _limits(max_tokens: int | None, sampling: Sampling, stop: Sequence[str]) -> Body:
+    if sampling.banned:  # the API has no such member, and the strongest bias that it takes is as good
+        sampling = replace(sampling, logit_bias={**sampling.logit_bias, **dict.fromkeys(sampling.banned, -100.0)})
+    body: Body = {name: getattr(sampling, name) for name in (
+        "temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty",
+        "repetition_penalty")}
+    body["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias.items()}
+    return body | ({} if max_tokens is None else {"max_tokens": max_tokens}) | ({"stop": list(stop)} if stop else {})
+
+
+def _refusal(fault: HTTPError) -> str:
+    """What the server says is wrong."""
+    try:
+        return json.loads(fault.read())["error"]["message"]
+    except (ValueError, KeyError, TypeError):
+        return f"the server answers {fault.code} {fault.reason}"
