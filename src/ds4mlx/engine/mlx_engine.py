@@ -90,6 +90,7 @@ class MLXEngine:
         tokens = list(tokens)
         if tokens and not 0 <= min(tokens) <= max(tokens) < self.info.vocab:
             raise ValueError(f"token ids {min(tokens)} to {max(tokens)}, vocabulary has {self.info.vocab}")
+        session.require_of(self._pools.pages)
         if tokens:
             session.feed(tokens)
 
