@@ -159,6 +159,15 @@ def test_side_calls_that_share_the_hint_of_the_main_thread_leave_it_alone(host):
     assert main.turn(running)[0].reused == before
 
 
+def test_a_session_that_cannot_be_closed_costs_no_other_its_save(host, tmp_path):
+    running = host(ANSWERS, batched_session=2, kv_disk_dir=tmp_path / "kv", kv_cache_cold_max_tokens=0)
+    threads = [Thread("one"), Thread("two", task=LONG)]
+    states = [thread.turn(running) and thread.state for thread in threads]
+    running.service.scheduler.slots[0].session.close = lambda: 1 / 0
+    running.restart()
+    assert [thread.turn(running)[0].reused for thread in threads] == states
+
+
 # ---- as the trace tells it
 
 @pytest.mark.parametrize("second, donor", [(SYSTEM, 0), (SYSTEM[:200] + "!", None)])

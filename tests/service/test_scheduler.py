@@ -3,7 +3,7 @@ import threading
 
 import pytest
 
-from ds4mlx.engine.stub import Gate
+from ds4mlx.engine.stub import Gate, StubEngine
 from ds4mlx.errors import BadRequest, Cancelled
 from ds4mlx.service.scheduler import Scheduler
 
@@ -138,6 +138,22 @@ def test_an_engine_that_cannot_open_says_why(v4_tokenizer):
         scheduler.start()
     assert scheduler.state == "failed"
     scheduler.close(0)
+
+
+def test_who_is_closed_while_the_engine_opens_leaves_no_thread(v4_tokenizer):
+    gate = Gate()
+    scheduler = Scheduler(lambda: gate() or StubEngine(), v4_tokenizer, context=4096)
+    starting, closing = (threading.Thread(target=work) for work in (scheduler.start, lambda: scheduler.close(0)))
+    starting.start()
+    assert gate.reached.wait(10)
+    closing.start()
+    while scheduler.state != "closed":
+        pass
+    gate.opened.set()
+    scheduler._thread.join(5)
+    assert not scheduler._thread.is_alive() and scheduler.state == "closed"
+    starting.join()
+    closing.join()
 
 
 def test_an_engine_without_progress_for_too_long_counts_as_failed(serving, ask, monkeypatch):

@@ -171,7 +171,9 @@ class Scheduler:
             self._state = "failed"
             self._opened.set_exception(fault)
             return
-        self._state = "ok"
+        with self._changed:
+            if self._state == "loading":    # not closed meanwhile
+                self._state = "ok"
         self._opened.set_result(self.info)
         try:
             while self._wait_for_work():
@@ -187,10 +189,12 @@ class Scheduler:
         self._shut_down()
 
     def _shut_down(self) -> None:
-        for slot in filter(None, self.slots):
+        slots = [slot for slot in self.slots if slot is not None]
+        for slot in slots:
             if slot.save("shutdown"):
                 self.told(f"stored checkpoint reason=shutdown tokens={len(slot.session.tokens)} slot={slot.number}")
-            slot.session.close()
+        for slot in slots:
+            self._drop(slot)
         if self.store is not None:
             self.store.close()
         self._engine.close()
@@ -395,7 +399,7 @@ class Scheduler:
         try:
             slot.session.close()
         except Exception:
-            log.exception("closing the failed session failed as well")
+            log.exception("the session of slot %d could not be closed", slot.number)
 
     def _retire(self) -> None:
         """Forget the runs that are over."""
