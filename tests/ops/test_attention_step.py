@@ -105,9 +105,9 @@ def test_rows_of_no_sequence_change_nothing(step, implementation):
     for b, position in enumerate(s.positions.tolist()):
         r = np.arange((position + 1) // 4)
         held[np.array(s.rows.pages)[b, r // PAGE] * PAGE + r % PAGE] = True
-    spoiled = mx.where(mx.array(held)[:, None], s.rows.rows, 1e30)
+    spoiled = mx.where(mx.array(held)[:, None], s.rows.rows, mx.nan)
     written = np.arange(WIDTH) <= np.array(s.positions)[:, None]
-    windows = mx.where(mx.array(written)[..., None], s.windows, 1e30)
+    windows = mx.where(mx.array(written)[..., None], s.windows, mx.nan)
     np.testing.assert_array_equal(s._replace(rows=replace(s.rows, rows=spoiled), windows=windows).run(), s.run())
 
 

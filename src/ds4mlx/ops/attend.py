@@ -122,6 +122,7 @@ def step_reference(q, cos, sin, windows, positions, rows, most, chosen, ratio, s
         seen_rows = mx.broadcast_to(which < ((positions + 1) // ratio)[:, None], (B, which.shape[1]))
         keys = mx.concatenate([keys, _unpacked(rows.at(mx.minimum(which, most - 1)), D, tail)], axis=1)
         seen = mx.concatenate([seen, seen_rows], axis=1)
+    keys = mx.where(seen[..., None], keys, 0)                                   # NaN counts even without weight
     z = mx.where(seen[:, None], product(q, keys.swapaxes(1, 2)), -mx.inf)       # [B, H, keys]
     z = mx.concatenate([z, mx.broadcast_to(sink.reshape(1, H, 1), (B, H, 1))], axis=-1)
     o = product(mx.softmax(z, axis=-1, precise=True)[..., :-1], keys)

@@ -43,8 +43,8 @@ def index_scores(q: mx.array, weight: mx.array, rows: mx.array, scale: float = 1
 def index_scores_step(q: mx.array, weight: mx.array, rows: Paged, most: int, scale: float = 1.0) -> mx.array:
     """`index_scores` of one query of each of B sequences, of the first `most` rows of its own.
 
-    q [B, H, W] and the pool's rows [.., W], both f32 or both packed; weight [B, H]. Returns [B, most] f32; what stands
-    for rows that a sequence does not hold is a number. Raises ValueError when q and rows do not fit.
+    q [B, H, W] and the pool's rows [.., W], both f32 or both packed; weight [B, H]. Returns [B, most] f32, anything for
+    rows that a sequence does not hold. Raises ValueError when q and rows do not fit.
     """
     if q.shape[-1] != rows.rows.shape[-1] or q.dtype != rows.rows.dtype:
         raise ValueError(f"index_scores_step: queries {q.shape} {q.dtype}, rows {rows.rows.shape} {rows.rows.dtype}")
@@ -58,8 +58,8 @@ def select_rows(scores: mx.array, positions: mx.array, ratio: int, k: int) -> mx
     """Indices of the k best rows that each query sees, ascending; of equal scores the lower index wins.
 
     The query at positions[t] sees the rows c < (positions[t] + 1) // ratio. Where it sees fewer than k, it gets them
-    all and then the lowest of the others. scores [T, C] f32 without NaN, -inf allowed, -0 equals 0; positions i32 [T];
-    0 < k <= C < 2^31. Returns [T, k] i32. Raises ValueError for another k or other positions.
+    all and then the lowest of the others. scores [T, C] f32, of what is seen none NaN, -inf allowed, -0 equals 0;
+    positions i32 [T]; 0 < k <= C < 2^31. Returns [T, k] i32. Raises ValueError for another k or other positions.
     """
     if not 0 < k <= scores.shape[-1] or positions.shape != scores.shape[:1]:
         raise ValueError(f"select_rows: {k} of {scores.shape[-1]} rows, scores {scores.shape} at positions "

@@ -8,7 +8,7 @@ import mlx.core as mx
 class Paged:
     """Row r of sequence b is rows[pages[b, r // page_rows] * page_rows + r % page_rows].
 
-    Every row of the pool is finite, written or not: rows that a sequence does not see are read too.
+    Rows that a sequence does not see may hold anything, even what is not finite: another one may have left it there.
     """
     rows: mx.array     # [pages of the pool * page_rows, row]
     pages: mx.array    # i32 [B, P]; entries not held are 0, a page that belongs to nobody
