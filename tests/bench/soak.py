@@ -83,12 +83,19 @@ def _messages(messages: list[Message], tokens: int) -> dict[str, object]:
     return {"messages": messages, "max_tokens": tokens, "thinking": {"type": "disabled"}}
 
 
-PATHS = {"/v1/chat/completions": _chat, "/v1/messages": _messages, "/v1/responses": _responses}
+def _completions(messages: list[Message], tokens: int) -> dict[str, object]:
+    return {"prompt": messages[-1]["content"], "max_tokens": tokens, "thinking": False}     # it knows no history
+
+
+PATHS = {"/v1/chat/completions": _chat, "/v1/completions": _completions, "/v1/messages": _messages,
+         "/v1/responses": _responses}
 
 
 def text_of(path: str, whole: dict) -> str:
     if path == "/v1/chat/completions":
         return whole["choices"][0]["message"]["content"]
+    if path == "/v1/completions":
+        return whole["choices"][0]["text"]
     parts = whole["content"] if path == "/v1/messages" else \
         [part for item in whole["output"] if item["type"] == "message" for part in item["content"]]
     return "".join(part.get("text", "") for part in parts)
@@ -99,6 +106,8 @@ def text_of_event(path: str, event: dict) -> str:
         raise ValueError(f"error in the stream: {event['error']}")
     if path == "/v1/chat/completions":
         return "".join(choice["delta"].get("content") or "" for choice in event.get("choices", ()))
+    if path == "/v1/completions":
+        return "".join(choice["text"] for choice in event.get("choices", ()))
     if event.get("type") == "response.output_text.delta":
         return event["delta"]
     delta = event.get("delta") if event.get("type") == "content_block_delta" else None
