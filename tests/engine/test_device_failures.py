@@ -83,6 +83,6 @@ def test_a_prefill_that_the_device_cannot_compute_costs_the_rows_but_not_the_eng
     with failing():
         session.feed([5] * 9)
     monkeypatch.undo()
-    assert session.tokens == [5] * 77 and session.rewind(0) == 0
+    assert session.tokens == [5] * 77 and session.marks == [] and session.rewind(77) == 0
     session.feed(tokens)
     np.testing.assert_array_equal(session.logits(), bench().prefilled(tokens).logits())

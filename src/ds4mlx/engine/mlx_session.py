@@ -114,7 +114,7 @@ class MLXSession:
 
     @property
     def marks(self) -> list[int]:
-        return [mark.length for mark in self._marks]
+        return [] if self.table.lost else [mark.length for mark in self._marks]
 
     def mark(self) -> None:
         if not self.tokens or self._marks and self._marks[-1].length == len(self.tokens):
@@ -131,9 +131,9 @@ class MLXSession:
         return min(range(1, len(at) - 2), key=lambda i: (at[i + 1] - at[i - 1]) / (now - at[i]), default=0)
 
     def rewind(self, length: int) -> int:
-        if length >= len(self.tokens):
+        if length >= len(self.tokens) and not self.table.lost:
             return len(self.tokens)
-        self._marks = [m for m in self._marks if m.length <= length]
+        self._marks = [m for m in self._marks if m.length <= length and not self.table.lost]
         mark = self._marks[-1] if self._marks else self._start
         self.epoch += 1
         self.place = None
