@@ -9,9 +9,9 @@ from ds4mlx import ops
 from ds4mlx.engine.mlx_case import (CLEAR, COPIED, FLOAT, Call, Case, Random, Sizes, normal, packed_rows, rope_tables)
 from ds4mlx.engine.mlx_kernel_checks import Equal, Near, Rounded
 from ds4mlx.models.deepseek_v4.config import Config
+from ds4mlx.models.deepseek_v4.pages import PAGE_TOKENS
 from ds4mlx.ops.kv_round import Packing
 
-PAGE_TOKENS = 2048
 SEVERAL = 5     # sequences of a case: lengths from one token up to the longest
 
 
