@@ -177,6 +177,29 @@ def test_a_seed_gives_a_row_the_same_tokens_in_any_company(lookahead):
     assert [t.said for t in talks] == [small.alone(n, COUNT, how)[0] for n, how in zip(LENGTHS[5:], hows)]
 
 
+def any_way(rng):
+    """A way to sample with everything in it, or not, and a mask or none."""
+    biased, banned = rng.integers(0, CONFIG.vocab_size, (2, 4)).tolist()
+    how = Sampling(temperature=rng.choice([0.0, 0.7, 1.3]), top_p=rng.choice([1.0, 0.8, 0.0]),
+                   top_k=int(rng.choice([0, 3, 200])), min_p=rng.choice([0.0, 0.05]),
+                   seed=2 ** 64 - int(rng.integers(1, 9)), banned=frozenset(banned[rng.integers(5):]),
+                   logit_bias=dict.fromkeys(biased[rng.integers(5):], rng.normal()),
+                   presence_penalty=rng.choice([0.0, 1.0]), frequency_penalty=rng.choice([0.0, 0.5]),
+                   repetition_penalty=rng.choice([1.0, 1.3]), top_logprobs=int(rng.choice([0, 1, 20])))
+    return how, rng.random(CONFIG.vocab_size) < 0.4 if rng.random() < 0.5 else None
+
+
+@pytest.mark.parametrize("lookahead", [False, True])
+def test_16_rows_are_sampled_each_in_its_own_way(lookahead):
+    small, rng = bench(lookahead=lookahead), np.random.default_rng(3)
+    ways = [any_way(rng) for _ in LENGTHS]
+    talks = [Talk(small.branch(length), *way) for length, way in zip(LENGTHS, ways)]
+    for _ in range(COUNT):
+        steps = small.step(talks)
+    assert [talk.said for talk in talks] == [small.alone(n, COUNT, *way)[0] for n, way in zip(LENGTHS, ways)]
+    assert [len(step.top) for step in steps] == [how.top_logprobs for how, _ in ways]
+
+
 def test_masks_hold_for_their_own_rows_only(small):
     mask = np.arange(CONFIG.vocab_size) % 5 == 2
     masks = [mask, None, ~mask]
