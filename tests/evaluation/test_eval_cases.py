@@ -118,13 +118,14 @@ def test_two_cases_of_one_id_are_refused(tmp_path):
         read_cases(tmp_path / "c.jsonl")
 
 
-def test_suites_choose_and_sources_take_turns():
+def test_suites_choose_and_sources_and_domains_take_turns():
     cases = [case for line in (one(id="a1"), one(id="a2"), one(id="b1", source="B"), one(id="h", suite="hard"))
              for case in parse([line], "f")]
     assert [case.id for case in select(cases, "core")] == ["a1", "b1", "a2"]
     assert [case.id for case in select(cases, "hard")] == ["h"] and len(select(cases, "all")) == 4
     assert [case.id for case in select(cases, "all", source="B")] == ["b1"]
     assert 0 < len(select(OWN, "hard-smoke")) < len(select(OWN, "hard"))
+    assert len({case.domain for case in select(OWN, "core")[:5]}) == 5
 
 
 def test_gpqa_is_read_with_its_choices_in_a_fixed_order(tmp_path):

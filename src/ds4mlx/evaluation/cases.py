@@ -143,7 +143,7 @@ def complaint(case: Case) -> str | None:
 
 
 def select(cases: Sequence[Case], suite: str, source: str | None = None, domain: str | None = None) -> list[Case]:
-    """Those of a suite, of "all", or of "hard-smoke", sources taking turns."""
+    """Those of a suite, of "all", or of "hard-smoke", domains of all sources taking turns."""
     found = [case for case in cases
              if suite == "all" or case.suite == ("hard" if suite == "hard-smoke" else suite)]
     found = [case for case in found if source in (None, case.source) and domain in (None, case.domain)]
@@ -151,7 +151,7 @@ def select(cases: Sequence[Case], suite: str, source: str | None = None, domain:
 
 
 def interleaved(cases: Sequence[Case]) -> list[Case]:
-    """The first of each source, then the second of each, so that a run that is cut short has seen all of them."""
-    sources = list(dict.fromkeys(case.source for case in cases))
-    columns = [[case for case in cases if case.source == source] for source in sources]
+    """The first of each domain of each source, then the second of each: a run that is cut short has seen them all."""
+    domains = list(dict.fromkeys((case.source, case.domain) for case in cases))
+    columns = [[case for case in cases if (case.source, case.domain) == domain] for domain in domains]
     return [case for row in zip_longest(*columns) for case in row if case is not None]
