@@ -180,6 +180,9 @@ def top(home):
 if __name__ == "__main__":
     import tempfile
     sys.path[:0] = [str(ROOT / "tests")]
+    import eval_picture
     with tempfile.TemporaryDirectory() as folder:
         draw(chat(Path(folder)), "chat", "ds4mlx")
         draw(top(Path(folder)), "top", "ds4mlx top")
+        draw(eval_picture.picture(Path(folder)), "eval", "ds4mlx eval")
+        eval_picture.bench(Path(folder), FOLDER / "bench.svg")

@@ -46,8 +46,9 @@ def plot(path: Path, series: Mapping[str, Sequence[Frontier]], title: str, limit
     _label(decode, "generation")
     figure.suptitle(title, fontsize=10)
     try:
-        with rc_context({"svg.fonttype": "none"}):  # text stays text
-            figure.savefig(path, format=path.suffix[1:].lower())
+        kind = path.suffix[1:].lower()
+        with rc_context({"svg.fonttype": "none", "svg.hashsalt": "ds4mlx"}):    # text stays text, names do not change
+            figure.savefig(path, format=kind, metadata={"Date": None} if kind == "svg" else None)
     except OSError as fault:
         raise Ds4Error(f"--plot {path}: {fault.strerror}; the numbers are in the CSV, and --compare draws them "
                        "again") from fault
