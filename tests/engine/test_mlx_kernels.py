@@ -72,7 +72,8 @@ def test_all_kernels_pass_in_the_emulator(name):
 
 @pytest.mark.parametrize("only, file, text, mistake, told", [
     ("latent: 1 token behind 0", "latent.metal", "float(D) + eps", "float(D + 1) + eps", "scales differ"),  # by 0.4 %
-    ("select_rows: 16 of 256, 1 token", "indexer_topk.metal", "positions[t] + 1", "positions[t] - 511", "entries differ"),
+    ("select_rows: 16 of 256, 1 token", "indexer_topk.metal", "positions[t] + 1", "positions[t] - 511",
+     "entries differ"),
     ("hyper_enter: 1 token", "hyper_mix.metal", "= 2.0f * sigmoid(totals[N", "= 2.001f * sigmoid(totals[N", "")])
 def test_a_kernel_that_computes_something_else_fails(only, file, text, mistake, told):
     with spoiled(file, text, mistake):

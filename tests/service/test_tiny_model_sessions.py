@@ -45,5 +45,6 @@ def test_conversations_answered_together_get_the_answers_that_they_get_alone(ser
     questions = [talk(QUESTION[0], user(f"Say number {n}. " * (5 * n + 1))) for n in range(6)]
     begun = [together.begin(question, max_tokens=30) for question in questions]
     replies = [together.end(answer, settle=False) for answer in begun]
-    assert [reply.message for reply in replies] == [alone.ask(question, max_tokens=30).message for question in questions]
+    expected = [alone.ask(question, max_tokens=30).message for question in questions]
+    assert [reply.message for reply in replies] == expected
     assert any("from-slot" in reply.line for reply in replies)

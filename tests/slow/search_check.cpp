@@ -1,5 +1,6 @@
-// The quantiser's searches on random weights, wide vectors against narrow ones: for builds that Python cannot load, as for
-// another processor or with sanitizers. Prints what is lost of the weights' energy; exits with the number of failures.
+// The quantiser's searches on random weights, wide vectors against narrow ones: for builds that Python cannot load, as
+// for another processor or with sanitizers. Prints what is lost of the weights' energy; exits with the number of
+// failures.
 #include "../../src/ds4mlx/quant/search.cpp"
 
 #include <cstdio>

@@ -87,8 +87,8 @@ async def listen(app: Starlette, settings: Settings, bound: socket.socket, stop:
 
 
 class _Connection(TCPServer):
-    """Ends when its client closes it. Hypercorn's own keeps the socket of an idle one for the whole keep-alive time-out:
-    75 s of clients that open a connection for each request are more files than macOS gives a process."""
+    """Ends when its client closes it. Hypercorn's own keeps the socket of an idle one for the whole time-out of 75 s:
+    clients that open a connection for each request take more files in that time than macOS gives a process."""
 
     async def _read_data(self) -> None:
         await super()._read_data()
