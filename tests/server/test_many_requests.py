@@ -42,7 +42,8 @@ def test_a_stream_that_waits_is_told_its_place_as_it_moves_up(held):
     server.service.cancel(requests(server)[1]["id"])
     read_until(third, b": queued, place 1\n\n")
     server.gate.opened.set()
-    assert b'"content":"Hello."' in read_until(third, b"[DONE]")
+    pieces = re.findall(rb'"content":"([^"]*)"', read_until(third, b"[DONE]"))    # one, or more on a busy machine
+    assert b"".join(pieces) == b"Hello."
 
 
 def test_each_slot_has_a_stream_before_any_waits(held):
