@@ -184,10 +184,10 @@ class Session:
         return reached
 
     def _feed(self, ids: list[int]) -> None:
-        ids, self._unfed = [*self._unfed, *ids], []
         self._model.steer(self.steering)
-        for part in self._slices(ids):
+        for part in self._slices([*self._unfed, *ids]):
             self._model.engine.prefill(self._state, part)
+            self._unfed = []    # not before: on a failure the last sampled token is still there
 
     def _slices(self, ids: Sequence[int]) -> list[Sequence[int]]:
         size = self._model.settings.prefill_chunk
