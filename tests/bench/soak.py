@@ -213,7 +213,8 @@ def get(port: int, path: str) -> dict:
     return found
 
 
-def watched(process: subprocess.Popen[str], port: int, until: float, began: float, tally: Tally) -> list[Use]:
+def watched(process: subprocess.Popen[str], port: int, until: float, began: float,
+            tally: Tally) -> list[Use]:
     """What the server takes, every two seconds."""
     seen: list[Use] = []
     while time.monotonic() < until and process.poll() is None:
