@@ -197,7 +197,6 @@ def test_two_files_are_compared_where_both_measured(ds4mlx, tmp_path):
 
 @pytest.mark.parametrize("name, begins", [("a.png", b"\x89PNG"), ("a.svg", b"<?xml")])
 def test_a_plot_is_drawn_with_the_limit_of_the_memory(ds4mlx, tiny_path, bench, tmp_path, name, begins):
-    pytest.importorskip("matplotlib", reason="the extra `plot` is not installed")
     arguments = ["bench", "-m", tiny_path, "--prompt-file", "text.txt", *SMALL, "--bandwidth-gb-s", "1234"]
     assert ds4mlx(*arguments, "--plot", name).code == 0
     drawn = (tmp_path / name).read_bytes()
