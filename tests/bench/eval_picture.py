@@ -40,7 +40,8 @@ def said(case):
             calls = "".join(f'<｜DSML｜invoke name="{call["name"]}">\n' + "".join(
                 f'<｜DSML｜parameter name="{name}" string="{str(isinstance(value, str)).lower()}">'
                 f'{value if isinstance(value, str) else json.dumps(value)}</｜DSML｜parameter>\n'
-                for name, value in call["arguments"].items()) + "</｜DSML｜invoke>\n" for call in json.loads(case.answer))
+                for name, value in call["arguments"].items()) + "</｜DSML｜invoke>\n"
+                for call in json.loads(case.answer))
             answer = f"<｜DSML｜tool_calls>\n{calls}</｜DSML｜tool_calls>" if calls else "Paris."
         case "text":
             answer = next((str(check["equals"]) for check in case.checks if "equals" in check), "Rain fell on the roof")

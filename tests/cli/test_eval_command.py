@@ -46,6 +46,11 @@ def test_too_few_passed_exits_with_3(evaluate, wanted, code):
     assert evaluate("--min-pass", wanted).code == code
 
 
+def test_what_a_model_says_moves_no_cursor(evaluate, tmp_path):
+    (tmp_path / "mine.jsonl").write_text(case("a", "say \x1b[2J", kind="text", answer="", checks=[{"words": 1}]))
+    assert "say \\x1b[2J" in (out := evaluate().out) and "\x1b" not in out
+
+
 def test_the_result_is_one_object_too(evaluate, tmp_path):
     evaluate("--json", "out.json", "--min-pass", "50%")
     found = json.loads((tmp_path / "out.json").read_text())

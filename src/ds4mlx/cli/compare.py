@@ -97,15 +97,13 @@ def _files(place: Path) -> "list[VectorFile]":
 
 def check_checkpoint(model: "Loaded", file: "VectorFile") -> None:
     """Raises Ds4Error for vectors of other weights: a difference would say nothing of the computation."""
-    from ds4mlx.evaluation.vectors import Official
     from ds4mlx.service.service import effort_profile
     info = model.engine.info
     if file.model and file.model != info.fingerprint:
         raise Ds4Error(f"{file.path}: a snapshot of other weights ({file.model[:16]}…, these are "
                        f"{info.fingerprint[:16]}…); capture one of these, or give --any-checkpoint")
     dated = "0731" in file.path.absolute().parent.name
-    if any(isinstance(case, Official) for case in file.cases) and \
-            dated != (effort_profile(model.settings, model.metadata) == "0731"):
+    if not file.model and dated != (effort_profile(model.settings, model.metadata) == "0731"):
         raise Ds4Error(f"{file.path}: vectors of the {'checkpoint of 07-31' if dated else 'first checkpoint'}, and "
                        f"{info.name or 'the model'} is not of it, by its name; give the other folder, --effort-profile "
                        "if the name does not say, or --any-checkpoint")

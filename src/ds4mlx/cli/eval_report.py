@@ -11,6 +11,7 @@ from ds4mlx.cli.tables import Table, print_tables
 from ds4mlx.errors import Ds4Error, UsageError
 from ds4mlx.evaluation.grading import Verdict, grade
 from ds4mlx.evaluation.trace import Record, read_trace
+from ds4mlx.text.escaping import harmless
 
 VERDICTS: tuple[Verdict, ...] = ("passed", "failed", "incomplete")
 WIDTH = 40      # of an answer in a table
@@ -35,7 +36,7 @@ def _counts(records: Sequence[Record]) -> list[str]:
 
 
 def _cut(text: str) -> str:
-    line = " ".join(text.split())
+    line = harmless(" ".join(text.split()))
     return line if len(line) <= WIDTH else line[:WIDTH - 1] + "…"
 
 

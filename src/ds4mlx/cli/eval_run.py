@@ -92,6 +92,8 @@ def evaluate(args: Namespace, cases: Sequence[Case], budget: Budget) -> int:
     settings = replace(settings, model=resolve_model(settings))
     asked, tokenizer = _prompts(cases, settings)
     context = max(len(one.ids) for one in asked) + budget.tokens * (2 if args.retry_incomplete else 1)
+    if args.ctx:    # a larger one lets effort max be what it is
+        context = max(context, settings.ctx)
     if context > MOST_CONTEXT:
         raise UsageError(f"--tokens: the longest prompt and its answer take {context} tokens, need {MOST_CONTEXT} at "
                          "most; lower --tokens")

@@ -7,6 +7,7 @@ from typing import Protocol, Self
 from ds4mlx.evaluation.asking import Progress
 from ds4mlx.evaluation.cases import Case
 from ds4mlx.evaluation.trace import Record
+from ds4mlx.text.escaping import harmless
 
 
 class View(Protocol):
@@ -49,9 +50,9 @@ class LineView:
         print(f"{self._cases[index].id}: no answer, asked again with twice the tokens", file=sys.stderr)
 
     def end(self, index: int, found: Record) -> None:
-        print(f"{index + 1}/{len(self._cases)} {found.case.id} {found.grade.verdict} given={found.grade.given} "
-              f"expected={found.grade.expected} prompt={found.prompt_tokens} generated={found.tokens} "
-              f"seconds={found.seconds:.1f}", flush=True)
+        told = f"{found.case.id} {found.grade.verdict} given={found.grade.given} expected={found.grade.expected}"
+        print(f"{index + 1}/{len(self._cases)} {harmless(told)} prompt={found.prompt_tokens} "
+              f"generated={found.tokens} seconds={found.seconds:.1f}", flush=True)
 
     def stopped(self, index: int) -> None:
         print(f"ds4mlx eval: stopped in {self._cases[index].id}", file=sys.stderr)
