@@ -128,7 +128,7 @@ class Session:
         if not isinstance(engine, Watcher):
             raise UsageError(f"{self._model.info.backend} has no taps; load the model with engine mlx")
         self._model.steer(self.steering)
-        beside = engine.open(self.context)
+        beside = engine.open(stop)      # no larger than it has to be: a second context may not fit
         try:
             reached = beside.branch(self._state, start)
             for part in self._slices(tokens[reached:start]):
