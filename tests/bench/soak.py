@@ -223,8 +223,8 @@ def watched(process: subprocess.Popen[str], port: int, until: float, began: floa
         seen.append(use := Use.of(process.pid, now, began))
         if len(seen) % 5 == 0:
             counts = ", ".join(f"{n} {name}" for name, n in sorted(tally.counts.items()))
-            print(f"{use.at_s:6.0f} s  {use.resident_mib:7.1f} MiB, arrays {use.arrays_mib:6.1f}  {use.files:3d} files  "
-                  f"{use.threads:2d} threads  "
+            print(f"{use.at_s:6.0f} s  {use.resident_mib:7.1f} MiB, arrays {use.arrays_mib:6.1f}  "
+                  f"{use.files:3d} files  {use.threads:2d} threads  "
                   f"{now['active']} active  {now['queued']} queued  {counts}", flush=True)
     return seen
 
