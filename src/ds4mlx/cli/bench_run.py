@@ -52,16 +52,16 @@ def _measure(engine: "Engine", ids: list[int], sweep: Sweep, eos: int, settings:
     from ds4mlx.cli.bench_screen import Screen
     from ds4mlx.config import color_wanted
     title = f"{engine.info.name}, {engine.info.backend}"
-    with Screen(sweep, title, color_wanted("auto", sys.stderr.isatty())) as screen:
-        try:
+    try:
+        with Screen(sweep, title, color_wanted("auto", sys.stderr.isatty())) as screen:
             for found in measure(engine, ids, sweep, eos, settings.prefill_chunk, screen.told):
                 with _uninterrupted():
                     output.add(found)
                     screen.add(found.row)
-        except KeyboardInterrupt:
-            print(f"ds4mlx bench: interrupted, {len(output.done)} of {len(sweep.frontiers)} frontiers are measured",
-                  file=sys.stderr)
-            return INTERRUPTED
+    except KeyboardInterrupt:
+        print(f"ds4mlx bench: interrupted, {len(output.done)} of {len(sweep.frontiers)} frontiers are measured",
+              file=sys.stderr)
+        return INTERRUPTED
     return 0
 
 
