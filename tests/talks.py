@@ -1,5 +1,6 @@
 """Sessions of the small random model that decode together, and what each says alone."""
 from dataclasses import dataclass, field, replace
+from weakref import WeakSet
 
 from small_model import CONFIG, small_model
 
@@ -20,9 +21,12 @@ class Bench:
     decoder: Decoder
     pools: Pools
     known: dict = field(default_factory=dict)
+    sessions: WeakSet = field(default_factory=WeakSet)
 
     def open(self, context=4096):
-        return MLXSession(self.model, context, pools=self.pools)
+        session = MLXSession(self.model, context, pools=self.pools, others=self.sessions)
+        self.sessions.add(session)
+        return session
 
     def prefilled(self, tokens):
         session = self.open()

@@ -13,7 +13,7 @@ from ds4mlx.engine.protocol import Row
 from ds4mlx.errors import CheckpointError
 
 LIMIT = 2e-5    # as for rows that decode together
-STARTS = (2040, 125, 0)
+STARTS = (2046, 125, 0)
 CONTEXT = 2070  # the ends of a page, of groups of 128 and of the context are within a few steps of the starts
 
 

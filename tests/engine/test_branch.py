@@ -135,3 +135,25 @@ def test_a_closed_session_leaves_no_page_behind(own):
     for talk in talks:
         talk.session.close()
     assert own.pools.pages.held == 0
+
+
+@pytest.mark.parametrize("same, shared", [(4080, 1), (2048, 1), (2047, 0), (0, 0)])
+def test_a_restored_session_shares_the_spans_that_another_one_has(same, shared, own):
+    state = whole(own.prefilled(tokens(4080)))     # of a session that is gone
+    live, restored = own.prefilled(tokens(same) + tokens(4080 - same, seed=1)), own.open()
+    restored.restore(state)
+    assert sum(page in live.table.entries for page in restored.table.entries) == shared
+    before = whole(live)
+    restored.feed(tokens(9, seed=2))
+    assert all(np.array_equal(before[name], array) for name, array in whole(live).items())
+    restored.rewind(4080)
+    assert all(np.array_equal(state[name], array) for name, array in whole(restored).items())
+
+
+def test_rows_that_differ_are_not_shared_though_their_tokens_are_the_same(own):
+    live, restored = own.prefilled(tokens(2100)), own.open()
+    state = whole(live)
+    state["L1.comp"] = state["L1.comp"] + np.float32(1)
+    restored.restore(state)
+    assert not {*restored.table.entries} & {*live.table.entries}
+    assert np.array_equal(whole(restored)["L1.comp"], state["L1.comp"])

@@ -81,7 +81,7 @@ class MLXEngine:
                              f"{self._config.max_position_embeddings}")
         others = [self.plan(session.context, 1).session_bytes for session in self._sessions if not session.closed]
         mlx_memory.require_one_more(self.plan(context, 1 + len(others)), sum(others))
-        session = MLXSession(self._model, context, self._settings.kv_rewind_points, self._pools)
+        session = MLXSession(self._model, context, self._settings.kv_rewind_points, self._pools, self._sessions)
         self._sessions.add(session)
         return session
 

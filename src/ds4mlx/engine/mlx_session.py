@@ -1,5 +1,5 @@
 """The state of one conversation in MLX: its tokens, its layers' caches, and the places it can go back to."""
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -32,19 +32,20 @@ class Place:
 
 class MLXSession:
     """See engine.protocol.Session. most_marks: places to rewind to that it keeps; rows go to `pools`, or to some of its
-    own.
+    own; `others` are all sessions that have theirs there.
 
     While it decodes, the state is in a stack, and `cache` lags behind until somebody asks for it.
     """
 
-    def __init__(self, model: Model, context: int, most_marks: int = MARKS, pools: Pools | None = None) -> None:
+    def __init__(self, model: Model, context: int, most_marks: int = MARKS, pools: Pools | None = None,
+                 others: Collection["MLXSession"] = ()) -> None:
         self.tokens: list[int] = []
         self.context = context
         self.epoch = 0      # grows when rows that were there may be others from now on
         self.cache: list[LayerState] = model.make_cache(context, pools)
         self.table = self.cache[0].table
         self.place: Place | None = None
-        self._model = model
+        self._model, self._others = model, others
         self._next: mx.array | None = None
         self._marks: list[Mark] = []
         self._most_marks = most_marks
@@ -186,7 +187,7 @@ class MLXSession:
         self._go_to(self._start)
         mx.synchronize()    # as before a prefill
         try:
-            self._fill(arrays, n)
+            self._fill(arrays, n, self._share(arrays))
         except BaseException:
             self._go_to(self._start)
             self.table.pages.settle()
@@ -194,11 +195,28 @@ class MLXSession:
         self.tokens[:] = arrays["tokens"].tolist()
         self.mark()
 
-    def _fill(self, arrays: Mapping[str, np.ndarray], n: int) -> None:
+    def _share(self, arrays: Mapping[str, np.ndarray]) -> int:
+        """Share the most whole spans that another session has as well, bit for bit; returns their number."""
+        found = [(_common(other.tokens, arrays["tokens"]) // SPAN_TOKENS, other) for other in self._others
+                 if other is not self and not other.table.lost]
+        for spans, other in sorted(found, key=lambda one: one[0], reverse=True):
+            if spans and other._has_rows(arrays, spans):
+                self.table.share(other.table, spans * SPAN_TOKENS)
+                return spans
+        return 0
+
+    def _has_rows(self, arrays: Mapping[str, np.ndarray], spans: int) -> bool:
+        held = schema.rows_of(self._model.config, 0, spans * SPAN_TOKENS)
+        return all(np.array_equal(np.array(c.rows.view(0, held[rows].stop)), arrays[rows][held[rows]])
+                   for i, layer in enumerate(self.cache) for rows, _, c in _compressors(i, layer))
+
+    def _fill(self, arrays: Mapping[str, np.ndarray], n: int, spans: int) -> None:
+        """All but the rows of the first spans, which are there."""
+        held = schema.rows_of(self._model.config, 0, spans * SPAN_TOKENS)
         for i, layer in enumerate(self.cache):
             layer.offset, layer.window = n, mx.array(arrays[f"L{i}.raw"])
             for rows, frontier, c in _compressors(i, layer):
-                c.rows.write(0, mx.array(arrays[rows]))
+                c.rows.write(held[rows].stop, mx.array(arrays[rows][held[rows].stop:]))
                 k, s = (schema.unpack_frontier(arrays[f"{frontier}_{part}"], n, layer.ratio)
                         for part in ("kv", "score"))
                 c.frontier = mx.array(np.stack([k, s], axis=1))
@@ -254,3 +272,10 @@ class MLXSnapshot:
 def _compressors(i: int, layer: LayerState) -> list[tuple[str, str, CompressorState]]:
     named = [(f"L{i}.comp", f"L{i}.cstate", layer.compressed), (f"L{i}.index", f"L{i}.istate", layer.index)]
     return [entry for entry in named if entry[2] is not None]
+
+
+def _common(some: Sequence[int], others: np.ndarray) -> int:
+    """Tokens that both begin with."""
+    n = min(len(some), len(others))
+    differ = np.flatnonzero(np.array(some[:n], np.uint32) != others[:n])
+    return int(differ[0]) if differ.size else n
