@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 HEAD = ("context", "prefill", "tokens/s", "decode", "tokens/s", "first ms", "then tokens/s", "state")
 REFRESHES_S = 4
+FRAME = 7       # lines of the live table beside its rows
 
 
 class Screen:
@@ -61,7 +62,8 @@ class Screen:
         table = Table(title=Text(self._title), title_justify="left", box=box.SIMPLE)
         for label in (*HEAD, *(["each tokens/s"] if self._sweep.concurrency > 1 else [])):
             table.add_column(label, justify="right", no_wrap=True)
-        for row in self._rows:
+        most = max(1, self._live.console.height - FRAME) if self._doing and self._live else len(self._rows)
+        for row in self._rows[-most:]:      # all of them when it is over
             table.add_row(*cells(row), *([f"{row.gen_tps / self._sweep.concurrency:.2f}"]
                                          if self._sweep.concurrency > 1 else []))
         left = f"{len(self._rows)} of {len(self._sweep.frontiers)} frontiers"
