@@ -128,6 +128,17 @@ def test_who_follows_one_that_leaves_computes_the_beginning_itself(serving, ask)
     assert second.finished.wait(10) and second.fault is None and second.reused == 256 and second.donor == 0
 
 
+def test_of_those_who_follow_one_that_leaves_the_first_leads_the_others(serving, ask):
+    scheduler, gate = serving(slots=4, chunk=256), Gate()
+    scheduler.stub.before_prefill = gate
+    first, *others = (ask(scheduler, [*range(2, 1502), n], wait=False, anchor=1500) for n in range(2, 6))
+    assert gate.reached.wait(10)
+    scheduler.cancel(first, "cancelled")
+    gate.opened.set()
+    assert all(request.finished.wait(10) and request.fault is None for request in others)
+    assert [request.reused for request in others] == [256, 1500, 1500]
+
+
 # ---- the end of an answer
 
 def test_who_comes_back_at_once_finds_its_answer_kept(serving):

@@ -71,14 +71,19 @@ class Run:
 
     # ---- beginning
 
-    def follow(self, leader: "Run", until: int) -> None:
-        """Begin no sooner than the leader has computed so many tokens, which are to be shared."""
+    def follow(self, leader: "Run | None", until: int = 0) -> None:
+        """Begin no sooner than the leader has computed so many tokens, which are to be shared; without one, at once."""
         self._leader, self._until = leader, until
 
     @property
     def may_begin(self) -> bool:
+        return self._leader is None or self.forsaken or self._leader._done >= self._until
+
+    @property
+    def forsaken(self) -> bool:
+        """Whether its leader ended before it had computed what it was followed for."""
         leader = self._leader
-        return leader is None or leader.phase not in ("beginning", "prefilling") or leader._done >= self._until
+        return leader is not None and leader.phase not in ("beginning", "prefilling") and leader._done < self._until
 
     def begin(self) -> bool:
         """A piece of finding where the prompt begins. False when there was nothing to do but wait."""

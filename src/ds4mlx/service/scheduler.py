@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from itertools import takewhile
 from typing import Literal, TypeVar
 
 from ds4mlx.engine.protocol import Engine, MemoryPlan, MemoryUse, ModelInfo, Row, Sampling, Step
@@ -258,10 +259,11 @@ class Scheduler:
         return run
 
     def _let_follow(self, run: Run) -> None:
-        """Agents send several requests that begin alike at once: what one of them is about to compute, the others wait
-        for and share, instead of computing it as well."""
-        wanted = run.request.wanted
-        leaders = [(common_prefix(other.request.wanted.ids, wanted.ids), other) for other in self._runs
+        """Agents send several requests that begin alike at once: what one of them is about to compute, the later ones
+        wait for and share, instead of computing it as well."""
+        run.follow(None)
+        wanted, earlier = run.request.wanted, takewhile(lambda other: other is not run, self._runs)
+        leaders = [(common_prefix(other.request.wanted.ids, wanted.ids), other) for other in earlier
                    if other.phase in ("beginning", "prefilling")]
         common, leader = max(leaders, key=lambda pair: pair[0], default=(0, run))
         own = run.slot.would_have(wanted) if common >= GAIN else None
@@ -324,8 +326,12 @@ class Scheduler:
 
     def _begin(self) -> bool:
         """A piece of the oldest search for a beginning that need not wait."""
-        return any(self._attempt(run, run.begin) is not False
-                   for run in [run for run in self._runs if run.phase == "beginning" and run.may_begin])
+        beginning = [run for run in self._runs if run.phase == "beginning"]
+        for run in beginning:
+            if run.forsaken:
+                self._attempt(run, lambda: self._let_follow(run))
+        return any(self._attempt(run, run.begin) is not False for run in beginning
+                   if run.phase == "beginning" and run.may_begin)
 
     def _slice(self, quantum: int | None) -> bool:
         """A slice of one prompt, or of what an answer needs to be kept."""
