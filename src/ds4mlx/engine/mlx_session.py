@@ -93,7 +93,7 @@ class MLXSession:
 
     def settle(self) -> None:
         """Bring `cache` up to the tokens."""
-        if self.place is None or self.cache[0].offset == len(self.tokens):
+        if self.place is None or self.cache[-1].offset == len(self.tokens):     # the last one to be brought there
             return
         self._next = self.place.stack.unstack(self.place.row, self.cache, len(self.tokens))
         # Not waited for: the device may have the next step before it.
