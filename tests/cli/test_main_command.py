@@ -32,7 +32,8 @@ def test_an_unknown_option_is_named_and_the_usage_is_short(ds4mlx, command):
 @pytest.mark.parametrize("arguments, meant", [
     (["run", "--promt", "x"], "--prompt"), (["serve", "--prot", "1"], "--port"), (["rum"], "run"),
     (["cache", "ls", "--kv-disc-dir", "x"], "--kv-disk-dir"), (["run", "--temperature=1"], "--temp"),
-    (["--nothnk"], "--nothink"), (["help", "smpling"], "sampling"), (["--help", "exit-code"], "exit-codes")])
+    (["--nothnk"], "--nothink"), (["run", "--tok", "3"], "--tokens"),
+    (["help", "smpling"], "sampling"), (["--help", "exit-code"], "exit-codes")])
 def test_what_was_meant_is_named(ds4mlx, arguments, meant):
     result = ds4mlx(*arguments)
     assert result.code == 2 and result.out == "" and f"did you mean {meant}?" in result.err.splitlines()[0]

@@ -129,8 +129,9 @@ def _near(word: str, known: Iterable[str]) -> str:
     from difflib import get_close_matches
     bare = word.lstrip("-")     # the dashes would make any two options alike
     names = {name.lstrip("-"): name for name in known if len(name) > 2}
-    begun = [name for name in names if len(bare) > 1 and (name.startswith(bare) or bare.startswith(name))]
-    near = get_close_matches(bare, names, 1) or begun
+    close = get_close_matches(bare, names)
+    close.sort(key=lambda name: not name.startswith(bare))  # --tok is nearer to --top-k, and short for --tokens
+    near = close or [name for name in names if len(bare) > 1 and (name.startswith(bare) or bare.startswith(name))]
     return f", did you mean {names[near[0]]}?" if near else ""
 
 
