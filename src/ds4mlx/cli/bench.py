@@ -107,8 +107,8 @@ def _sweep(args: Namespace) -> "Sweep":
     """Raises UsageError for what cannot be measured."""
     from ds4mlx.cli.bench_measure import Sweep, frontiers
     if (args.prompt_file is None) == (args.chat_prompt_file is None):
-        raise UsageError("bench: say what to measure on: need one of --prompt-file, --chat-prompt-file; --plan counts "
-                         "the launches and bytes of a token, --compare shows two files")
+        raise UsageError("nothing to measure on, or two texts; need one of --prompt-file, --chat-prompt-file; --plan "
+                         "counts the launches and bytes of a token, --compare shows two files")
     if args.system is not None and args.chat_prompt_file is None:
         raise UsageError("--system goes with --chat-prompt-file")
     start, most = whole(args.ctx_start, "--ctx-start", 1), whole(args.ctx_max, "--ctx-max", 1)
