@@ -59,8 +59,10 @@ def test_the_speed_of_a_slot_is_that_of_the_time_between_two_looks(serve):
     while not (before.slots[0].phase == "decoding" and before.slots[0].tokens):
         before = read(server.url, None)
     now = read(server.url, None, before)
+    while now.slots[0].tokens == before.slots[0].tokens:    # a look may be quicker than a step
+        now = read(server.url, None, before)
     (slot,) = now.slots
-    assert slot.tokens > before.slots[0].tokens and slot.phase == "decoding"
+    assert slot.phase == "decoding"
     assert slot.tps == (slot.tokens - before.slots[0].tokens) / (now.at - before.at) == now.tps("decoding")
     asking.join(20)
 
