@@ -189,6 +189,18 @@ def test_keys_pause_choose_and_leave(terminal):
     assert process.exitstatus == 0
 
 
+def test_ctrl_c_ends_a_pause_with_the_report(terminal):
+    process = terminal("--pause-ms", "60000")
+    process.expect("▶ passed")
+    process.send("p")
+    process.expect("paused")
+    process.send("\x03")
+    process.expect("1 of 2 passed\r\n")
+    process.expect(pexpect.EOF)
+    process.close()
+    assert process.exitstatus == 130
+
+
 def test_ctrl_c_stops_the_case_and_reports_the_others(start, tiny_path, tmp_path):
     lines = [case("quick", "Say", kind="text", answer="", checks=[{"equals": "Say"}]),
              case("long", "word " * 3000, kind="text", answer="", checks=[{"words": 3000}])]
@@ -198,5 +210,5 @@ def test_ctrl_c_stops_the_case_and_reports_the_others(start, tiny_path, tmp_path
     assert process.stdout.readline().startswith("1/2 quick passed")
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=30)
-    assert process.returncode == 130 and out.endswith("1 of 2 passed\n") and "stopped in long" in err
+    assert process.returncode == 130 and out.endswith("1 of 2 passed\n") and "stopped at long" in err
     assert [found.case.id for found in read_trace(tmp_path / "t.jsonl")] == ["quick"]

@@ -101,7 +101,7 @@ def evaluate(args: Namespace, cases: Sequence[Case], budget: Budget) -> int:
     with _trace(args) as trace, engine_lock(settings, settings.model), closing(open_engine(settings)) as engine:
         exam = Exam(engine, engine.open(min(context, engine.info.context)), tokenizer, _sampling(settings), budget,
                     settings.prefill_chunk, args.compat_grading, args.retry_incomplete)
-        records = _run(exam, asked, _view(args, asked), trace)
+        records = _run(exam, asked, _view(args, asked, exam.stop), trace)
     code = report(args, records, len(asked))
     return INTERRUPTED if exam.stop.by_signal else code
 
@@ -112,7 +112,10 @@ def _run(exam: Exam, asked: Sequence[Asked], view: View, trace: TraceFile | None
     before = signal.signal(signal.SIGINT, exam.stop)
     try:
         with view:
-            while not exam.stop.wanted and (index := view.next()) is not None:
+            while (index := view.next()) is not None:
+                if exam.stop.wanted:
+                    view.stopped(index)
+                    break
                 view.begin(index, len(asked[index].ids))
                 found = exam.take(asked[index], view, index)
                 if found is None:
@@ -137,14 +140,14 @@ def _trace(args: Namespace) -> Iterator[TraceFile | None]:
             trace.close()
 
 
-def _view(args: Namespace, asked: Sequence[Asked]) -> View:
+def _view(args: Namespace, asked: Sequence[Asked], stop: Stop) -> View:
     from ds4mlx.cli.bench import whole
     from ds4mlx.config import dumb
     pause_s = whole(args.pause_ms, "--pause-ms", 0, 3_600_000) / 1e3
     if args.plain or dumb() or not (sys.stdout.isatty() and sys.stdin.isatty()):
         return LineView([one.case for one in asked])
     from ds4mlx.cli.eval_screen import ScreenView
-    return ScreenView([one.case for one in asked], pause_s)
+    return ScreenView([one.case for one in asked], pause_s, lambda: stop.wanted)
 
 
 def _sampling(settings: "Settings") -> "Sampling":

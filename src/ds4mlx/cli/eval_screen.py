@@ -3,7 +3,7 @@ import os
 import select
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -47,10 +47,10 @@ class Keyboard:
 
 
 class ScreenView:
-    """See View. ↑ and ↓ select a case, Enter asks it next, p pauses, q leaves with the report."""
+    """See View. ↑ and ↓ select a case, Enter asks it next, p pauses, q leaves with the report, as Ctrl+C does."""
 
-    def __init__(self, cases: Sequence[Case], pause_s: float) -> None:
-        self._cases, self._pause_s = cases, pause_s
+    def __init__(self, cases: Sequence[Case], pause_s: float, interrupted: Callable[[], bool]) -> None:
+        self._cases, self._pause_s, self._interrupted = cases, pause_s, interrupted
         self._states = ["pending"] * len(cases)
         self._texts: list[list[tuple[str, str]]] = [[] for _ in cases]      # text and style
         self._tokens = [""] * len(cases)
@@ -131,6 +131,7 @@ class ScreenView:
                 self._paused = not self._paused
             case "quit":
                 self._quit = True
+        self._quit |= self._interrupted()   # or a pause would outlast Ctrl+C
         if key:
             self._show()
 

@@ -55,4 +55,4 @@ class LineView:
               f"generated={found.tokens} seconds={found.seconds:.1f}", flush=True)
 
     def stopped(self, index: int) -> None:
-        print(f"ds4mlx eval: stopped in {self._cases[index].id}", file=sys.stderr)
+        print(f"ds4mlx eval: stopped at {self._cases[index].id}", file=sys.stderr)
