@@ -5,7 +5,7 @@ import platform
 import signal
 import sys
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import asdict, replace
 from importlib import metadata
@@ -53,11 +53,15 @@ def _measure(engine: "Engine", ids: list[int], sweep: Sweep, eos: int, settings:
     from ds4mlx.config import color_wanted
     title = f"{engine.info.name}, {engine.info.backend}"
     try:
-        with Screen(sweep, title, color_wanted("auto", sys.stderr.isatty())) as screen:
-            for found in measure(engine, ids, sweep, eos, settings.prefill_chunk, screen.told):
-                with _uninterrupted():
-                    output.add(found)
-                    screen.add(found.row)
+        with _interrupts() as check, Screen(sweep, title, color_wanted("auto", sys.stderr.isatty())) as screen:
+            def told(what: str, done: int, total: int) -> None:
+                check()
+                screen.told(what, done, total)
+
+            for found in measure(engine, ids, sweep, eos, settings.prefill_chunk, told):
+                output.add(found)
+                screen.add(found.row)
+                check()
     except KeyboardInterrupt:
         print(f"ds4mlx bench: interrupted, {len(output.done)} of {len(sweep.frontiers)} frontiers are measured",
               file=sys.stderr)
@@ -66,16 +70,20 @@ def _measure(engine: "Engine", ids: list[int], sweep: Sweep, eos: int, settings:
 
 
 @contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """Ctrl+C in here comes after it: a row is in all files or in none."""
+def _interrupts() -> Iterator[Callable[[], None]]:
+    """In here Ctrl+C waits for the check behind a slice or step, which raises KeyboardInterrupt: a row is in all files
+    or in none, and nothing swallows it, as a callback may that happens to run."""
     came: list[int] = []
+
+    def check() -> None:
+        if came:
+            raise KeyboardInterrupt
+
     before = signal.signal(signal.SIGINT, lambda number, frame: came.append(number))
     try:
-        yield
+        yield check
     finally:
         signal.signal(signal.SIGINT, before)
-    if came:
-        raise KeyboardInterrupt
 
 
 def _draw(path: Path, engine: "Engine", sweep: Sweep, rows: list[Frontier], limit: "Limit | None") -> None:
