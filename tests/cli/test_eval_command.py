@@ -46,6 +46,13 @@ def test_too_few_passed_exits_with_3(evaluate, wanted, code):
     assert evaluate("--min-pass", wanted).code == code
 
 
+@pytest.mark.parametrize("options, told", [(["--think-max"], True), (["--think-max", "-c", "400000"], False),
+                                           (["--think-level", "high"], False), (["--nothink"], False)])
+def test_an_effort_that_the_context_is_too_small_for_is_told(evaluate, options, told):
+    said = evaluate("--effort-profile", "preview", *options).err
+    assert ("effort max needs a larger context than 32768 tokens; using high" in said) is told
+
+
 def test_what_a_model_says_moves_no_cursor(evaluate, tmp_path):
     (tmp_path / "mine.jsonl").write_text(case("a", "say \x1b[2J", kind="text", answer="", checks=[{"words": 1}]))
     assert "say \\x1b[2J" in (out := evaluate().out) and "\x1b" not in out

@@ -160,13 +160,19 @@ def _prompts(cases: Sequence[Case], settings: "Settings") -> "tuple[list[Asked],
     from ds4mlx.gguf.reader import GGUF
     from ds4mlx.server.fields import Fields
     from ds4mlx.server.openai_chat import read_chat
-    from ds4mlx.service.service import prompt_for
+    from ds4mlx.service.service import effort_profile, prompt_for, settled, wanted_effort
     from ds4mlx.text.tokenizer import Tokenizer
     with GGUF.open(settings.model) as file:
+        profile = effort_profile(settings, file.metadata)
         tokenizer, asked = Tokenizer.from_gguf(file.metadata), []
         for case in cases:
             body = {"messages": [{"role": "user", "content": case.prompt()}],
                     **({"tools": list(case.tools)} if case.tools else {})}
-            prompt = prompt_for(read_chat(Fields(body), settings).turn.conversation, settings, file.metadata)
+            conversation = read_chat(Fields(body), settings).turn.conversation
+            prompt = prompt_for(conversation, settings, file.metadata)
             asked.append(Asked(case, tokenizer.encode(prompt.segments), prompt.thinking))
+    wanted, got = wanted_effort(conversation, settings, profile), settled(conversation, settings, profile, settings.ctx)
+    if prompt.thinking and got.effort != wanted:
+        print(f"ds4mlx eval: reasoning effort {wanted} needs a larger context than {settings.ctx} tokens; using "
+              f"{got.effort}; raise --ctx, or set --think-level {got.effort}", file=sys.stderr)
     return asked, tokenizer
