@@ -7,6 +7,7 @@ import numpy as np
 from ds4mlx.cuda_port import transfer
 from ds4mlx.cuda_port.device import cupy as cp
 from ds4mlx.cuda_port.state import Arena
+from ds4mlx.engine.marks import least_useful
 from ds4mlx.engine.protocol import SPAN_TOKENS
 from ds4mlx.errors import CheckpointError
 from ds4mlx.models.deepseek_v4 import schema
@@ -66,14 +67,7 @@ class CudaSession:
             return
         self._marks.append(self.here())
         if len(self._marks) > self._most_marks:
-            del self._marks[self._least_useful()]
-
-    def _least_useful(self) -> int:
-        """The mark whose loss leaves the smallest gap for its age: distances double going back. The first and the
-        last two stay, as far as there may be so many."""
-        at = [m.length for m in self._marks]
-        now = len(self.tokens) + 1
-        return min(range(1, len(at) - 2), key=lambda i: (at[i + 1] - at[i - 1]) / (now - at[i]), default=0)
+            del self._marks[least_useful(self.marks, len(self.tokens))]
 
     def rewind(self, length: int) -> int:
         if length >= len(self.tokens):

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 import numpy as np
 
+from ds4mlx.engine.marks import least_useful
 from ds4mlx.engine.mlx_stack import Stack
 from ds4mlx.engine.protocol import SPAN_TOKENS
 from ds4mlx.errors import CheckpointError
@@ -122,14 +123,7 @@ class MLXSession:
             return
         self._marks.append(self._here())
         if len(self._marks) > self._most_marks:
-            del self._marks[self._least_useful()]
-
-    def _least_useful(self) -> int:
-        """The mark whose loss leaves the smallest gap for its age: distances double going back. The first and the
-        last two stay, as far as there may be so many."""
-        at = [m.length for m in self._marks]
-        now = len(self.tokens) + 1
-        return min(range(1, len(at) - 2), key=lambda i: (at[i + 1] - at[i - 1]) / (now - at[i]), default=0)
+            del self._marks[least_useful(self.marks, len(self.tokens))]
 
     def rewind(self, length: int) -> int:
         if length >= len(self.tokens) and not self.table.lost:
