@@ -147,7 +147,7 @@ class Chat:
         from ds4mlx.cli.chat_commands import Leave
         from ds4mlx.cli.interrupt import INTERRUPTED
         while True:
-            self._interrupt.answer = None
+            self._interrupt.rests()
             try:
                 line = await lines.next()
                 if line is None:
@@ -185,6 +185,7 @@ class Chat:
         self._after(view)
 
     async def _answer(self, view: "AnswerView") -> None:
+        self._interrupt.asks()
         answer = await self.service.run(self._turn())
         self._interrupt.watch(answer)
         async for event in answer:
