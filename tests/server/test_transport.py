@@ -1,5 +1,6 @@
 """What holds for every route: ids, hosts, keys, CORS, methods, and nobody's text in the logs."""
 import logging
+import re
 import socket
 
 import pytest
@@ -174,6 +175,17 @@ def test_each_request_logs_one_line_of_numbers(serve, caplog):
     prompt = lines[0].partition(":")[0].partition("..")[2]
     assert f"chat ctx=0..{prompt}:{prompt} tools=0 nothink gen=" in lines[0] and " finish=stop " in lines[0]
     assert f"chat ctx={prompt}..{prompt}:0 " in lines[1] and " src=memory-rewind " in lines[1]
+
+
+def test_a_long_request_logs_each_chunk_of_its_prompt_and_every_fifty_tokens(serve, caplog):
+    server = serve("word " * 21, settings={"prefill_chunk": 128})       # 105 tokens, one for each byte
+    with caplog.at_level(logging.INFO, "ds4mlx.progress"):
+        server.chat("x" * 300)
+    lines = [record.getMessage() for record in caplog.records if record.name == "ds4mlx.progress"]
+    rate = re.compile(r" \d+\.\d t/s .*")
+    total = lines[0].partition("/")[2].partition(" ")[0]
+    assert [rate.sub("", line) for line in lines] == [
+        f"prefill 128/{total}", f"prefill 256/{total}", f"prefill {total}/{total}", "decode 50", "decode 100"]
 
 
 def test_a_port_in_use_is_one_clear_error(server):

@@ -23,6 +23,7 @@ from ds4mlx.errors import BadRequest, Cancelled, Ds4Error, DoesNotFit
 from ds4mlx.service.constraint import Constraint
 from ds4mlx.service.mailbox import Mailbox
 from ds4mlx.service.metrics import Ended, Metrics, Timings
+from ds4mlx.service.progress import ProgressLog
 from ds4mlx.service.scheduler import Scheduler, refusal
 from ds4mlx.service.slot import Ending, Start
 from ds4mlx.service.trace import RequestTrace
@@ -120,6 +121,7 @@ class Answer:
         self._masking = False  # the present step may not sample EOS
         self._masked_eos = 0   # steps whose best token was a masked EOS
         self._timings = Timings()
+        self._progress = ProgressLog(turn.request_id, scheduler.prefill_chunk)
         self._completion_tokens = self._reasoning_tokens = 0
         self._held_logprobs: list[TokenLogprob] = []
         self._ready: deque[Event] = deque()
@@ -192,6 +194,7 @@ class Answer:
         self.cache_line, self._disk_miss = start.explanation.header(), start.explanation.disk_miss
         if self._trace:
             self._trace.starts(start)
+        self._progress.begins(start.reused, start.total)
         self.prefilled(start.reused)
 
     def declined(self, start: Start) -> None:
@@ -202,6 +205,7 @@ class Answer:
     def prefilled(self, tokens: int) -> None:
         self._reached = tokens
         self._timings.prefilled = time.monotonic()
+        self._progress.prefilled(tokens)
         self._mailbox.put([Progress(tokens, self.prompt_tokens)])
 
     @property
@@ -228,6 +232,7 @@ class Answer:
         literal = self._tokenizer.literal(step.token)
         if literal != EOS:
             self._completion_tokens += 1
+            self._progress.said(self._completion_tokens)
             self._reasoning_tokens += self._stream.in_reasoning
         if self.turn.logprobs and literal is None and not self._stream.in_reasoning:
             self._held_logprobs.append(self._logprob(step))
