@@ -71,9 +71,18 @@ def test_decoding_gives_the_logits_of_a_prefill(compare):
     assert strict.code == (3 if apart else 0)
 
 
+def test_json_is_an_object_for_each_case(compare, vectors):
+    steps = json.loads(compare("--json", "--decode-consistency", "2", "--prompt-file", "text.txt").out)
+    assert (steps["steps"], steps["argmax"], steps["holds"], steps["faults"]) == (2, "equal", True, [])
+    differs = compare("--json", "--vectors", "flash-0731", "--tolerance", "0")
+    found, = map(json.loads, differs.out.splitlines())
+    assert found["name"] == "hello" and differs.code == (0 if found["holds"] else 3) and found["steps"] == 3
+
+
 @pytest.mark.parametrize("arguments, told", [
     ([], "--vectors"), (["--vectors", "x", "--capture", "y"], "--vectors"), (["--capture", "y"], "--prompt-file"),
     (["--vectors", "none"], "none"), (["--vectors", "x", "--prompt-file", "text.txt"], "--prompt-file"),
+    (["--capture", "y", "--prompt-file", "a b"], "a b"),
     (["--decode-consistency", "0", "--prompt-file", "text.txt"], "--decode-consistency"),
     (["--vectors", "x", "--tolerance", "-1"], "--tolerance")])
 def test_misuse_names_the_option(compare, arguments, told):

@@ -1,4 +1,5 @@
 """`ds4mlx compare`: whether logits are what they should be, by what others or this model said before."""
+import json
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -21,9 +22,9 @@ SHOWN = 4           # faults of a step
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """numbers: what was measured, as name=value; faults: why it does not hold."""
+    """numbers: what was measured; faults: why it does not hold."""
     name: str
-    numbers: str
+    numbers: dict[str, int | float | str]
     faults: tuple[str, ...]
 
 
@@ -45,6 +46,7 @@ def add_parser(subparsers: "_SubParsersAction[ArgumentParser]") -> None:
     limits.add_argument("--max-abs", metavar="F", help="largest difference of a logit after decoding (any)")
     limits.add_argument("--any-checkpoint", action="store_true",
                         help="compare although the vectors are of another checkpoint")
+    parser.add_argument("--json", action="store_true", help="one JSON object a line, for each case")
     add_engine_flags(parser)
     parser.set_defaults(run=run)
 
@@ -62,28 +64,37 @@ def run(args: Namespace) -> int:
                          f"--{wanted[0].replace('_', '-')} needs a text; give --prompt-file")
     tolerance = number(args.tolerance, "--tolerance", 0, 1e6)
     most = None if args.max_abs is None else number(args.max_abs, "--max-abs", 0, 1e6)
+    if args.capture and " " in args.prompt_file:
+        raise UsageError(f"--prompt-file {args.prompt_file}: the format has no blanks in names; rename it")
     steps = whole(args.decode_consistency, "--decode-consistency", 1) if args.decode_consistency else 0
     files = _files(Path(args.vectors)) if args.vectors else []
     with loaded(settings_from(args)) as model:
         if args.capture:
-            return capture(model, Path(args.capture), Path(args.prompt_file))
+            return capture(model, Path(args.capture), Path(args.prompt_file), args.json)
         if steps:
-            return told([consistency(model, args.prompt_file, steps, most)])
+            return told([consistency(model, args.prompt_file, steps, most)], args.json)
         for file in files:
             if not args.any_checkpoint:
                 check_checkpoint(model, file)
-        return told(outcome for file in files for outcome in against(model, file, tolerance))
+        return told((outcome for file in files for outcome in against(model, file, tolerance)), args.json)
 
 
-def told(outcomes: Iterable[Outcome]) -> int:
-    """A line each, as soon as it is known, then how many hold."""
+def told(outcomes: Iterable[Outcome], as_json: bool) -> int:
+    """A line each, as soon as it is known, then how many hold, which programs count themselves."""
     held, count = 0, 0
     for outcome in outcomes:
         count, held = count + 1, held + (not outcome.faults)
-        print(f"{outcome.name} {outcome.numbers} {'differs' if outcome.faults else 'holds'}", flush=True)
+        if as_json:
+            print(json.dumps({"name": outcome.name, **outcome.numbers, "holds": not outcome.faults,
+                              "faults": outcome.faults}, ensure_ascii=False), flush=True)
+            continue
+        numbers = " ".join(f"{name}={value:.6f}" if isinstance(value, float) else f"{name}={value}"
+                           for name, value in outcome.numbers.items())
+        print(f"{outcome.name} {numbers} {'differs' if outcome.faults else 'holds'}", flush=True)
         for fault in outcome.faults:
             print(f"  {fault}")
-    print(f"{held} of {count} hold")
+    if not as_json:
+        print(f"{held} of {count} hold")
     return 0 if held == count else UNMET
 
 
@@ -150,7 +161,7 @@ def _official(model: "Loaded", case: "Official", text: str, ids: dict[bytes, lis
             fed.append(max(spelled, key=lambda token: float(logits[token])))
             model.feed(session, fed[-1], fed)
     session.close()
-    return Outcome(case.id, f"prompt_tokens={len(prompt)} steps={len(case.steps)}", tuple(faults))
+    return Outcome(case.id, {"prompt_tokens": len(prompt), "steps": len(case.steps)}, tuple(faults))
 
 
 def _golden(model: "Loaded", case: "Golden", text: str) -> Outcome:
@@ -164,7 +175,7 @@ def _golden(model: "Loaded", case: "Golden", text: str) -> Outcome:
     logits = model.logits(session)
     session.close()
     worst = max(abs(float(logits[token]) - logit) for token, logit in case.top)
-    return Outcome(case.id, f"prompt_tokens={case.frontier} max_abs={worst:.6f}", tuple(golden_faults(case, logits)))
+    return Outcome(case.id, {"prompt_tokens": case.frontier, "max_abs": worst}, tuple(golden_faults(case, logits)))
 
 
 def _ids(model: "Loaded", mode: str, text: str) -> list[int]:
@@ -173,7 +184,7 @@ def _ids(model: "Loaded", mode: str, text: str) -> list[int]:
     return chat_ids(model, text) if mode == "chat" else raw_ids(text, model.tokenizer)
 
 
-def capture(model: "Loaded", path: Path, prompt: Path) -> int:
+def capture(model: "Loaded", path: Path, prompt: Path, as_json: bool) -> int:
     """A snapshot of one case, of the whole text. Raises Ds4Error where a file is."""
     import numpy as np
 
@@ -185,14 +196,13 @@ def capture(model: "Loaded", path: Path, prompt: Path) -> int:
     logits = model.logits(session)
     top = tuple((int(i), float(logits[i])) for i in np.argsort(-logits, kind="stable")[:SNAPSHOT])
     case = Golden(prompt.stem.replace(" ", "_"), "text", context, len(ids), str(prompt), top)
-    if " " in str(prompt):
-        raise UsageError(f"--prompt-file {prompt}: the format has no blanks in names; rename it")
     try:
         with open(path, "x", encoding="utf-8") as file:
             file.write(f"# ds4-local-golden-v1\n# model {model.engine.info.fingerprint}\n\n{golden_text(case)}\n")
     except OSError as fault:
         raise Ds4Error(f"--capture {path}: {fault.strerror}; give a path where nothing is") from fault
-    print(f"{case.id} prompt_tokens={len(ids)} top={len(top)}")
+    print(json.dumps({"name": case.id, "prompt_tokens": len(ids), "top": len(top)}) if as_json else
+          f"{case.id} prompt_tokens={len(ids)} top={len(top)}")
     return 0
 
 
@@ -217,8 +227,8 @@ def consistency(model: "Loaded", name: str, steps: int, most: float | None) -> O
                                  "prefill"]),
               *([f"a logit is {apart.max():.6f} away, need {most} at most"] if most is not None and apart.max() > most
                 else [])]
-    numbers = f"prompt_tokens={len(ids)} steps={steps} max_abs={apart.max():.6f} " \
-              f"rms={np.sqrt((apart ** 2).mean()):.6f} argmax={'equal' if same else 'differs'}"
+    numbers = {"prompt_tokens": len(ids), "steps": steps, "max_abs": float(apart.max()),
+               "rms": float(np.sqrt((apart ** 2).mean())), "argmax": "equal" if same else "differs"}
     return Outcome("decode-consistency", numbers, tuple(faults))
 
 
