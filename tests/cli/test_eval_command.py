@@ -150,7 +150,8 @@ def test_the_extractors_can_be_tried_where_ds4mlx_is(ds4mlx):
     (["-n", "1000000"], "1000000"), (["--cases", "none"], "none"), (["--gpqa", "none"], "none"),
     (["--source", "x"], "no case"), (["--regrade-trace", "none"], "none"), (["--pause-ms", "x"], "--pause-ms"),
     (["--soft-limit-think-close-rank", "0"], "--soft-limit-think-close-rank"),
-    (["--cases", "mine.jsonl"], "two cases")])
+    (["--cases", "mine.jsonl"], "two cases"), (["--json", "no/such/folder"], "--json no/such/folder"),
+    (["--json", "."], "--json .")])
 def test_misuse_is_told_in_one_line(evaluate, arguments, told):
     result = evaluate(*arguments)
     assert result.code == 2 and told in result.err.splitlines()[0] and "Traceback" not in result.err
