@@ -39,6 +39,10 @@ def test_what_was_meant_is_named(ds4mlx, arguments, meant):
     assert result.code == 2 and result.out == "" and f"did you mean {meant}?" in result.err.splitlines()[0]
 
 
+def test_what_is_like_nothing_is_no_suggestion(ds4mlx):
+    assert "did you mean" not in ds4mlx("logprobs", "--temp", "0").err
+
+
 @pytest.mark.parametrize("topic", TOPICS)
 def test_a_topic_of_help_is_found_in_two_places_and_named_in_the_list(ds4mlx, topic):
     shown = [ds4mlx("help", topic), ds4mlx("--help", topic)]

@@ -18,6 +18,7 @@ from ds4mlx.errors import Ds4Error, UsageError
 
 FAILED, MISUSED, INTERRUPTED = 1, 2, 130
 DEFAULT = "chat"    # what is done without a command
+NEAR = 0.65         # of difflib's 1 for equal: rum is near run, temp is not near system
 OUTPUT_FAULTS = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -129,7 +130,7 @@ def _near(word: str, known: Iterable[str]) -> str:
     from difflib import get_close_matches
     bare = word.lstrip("-")     # the dashes would make any two options alike
     names = {name.lstrip("-"): name for name in known if len(name) > 2}
-    close = get_close_matches(bare, names)
+    close = get_close_matches(bare, names, cutoff=NEAR)
     close.sort(key=lambda name: not name.startswith(bare))  # --tok is nearer to --top-k, and short for --tokens
     near = close or [name for name in names if len(bare) > 1 and (name.startswith(bare) or bare.startswith(name))]
     return f", did you mean {names[near[0]]}?" if near else ""
