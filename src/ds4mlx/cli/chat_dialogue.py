@@ -89,7 +89,8 @@ class Dialogue:
                     os.unlink(partial)
                 raise
         except OSError as fault:
-            raise UsageError(f"{path}: {fault.strerror}; the conversation is not saved there") from fault
+            raise UsageError(f"{path}: {fault.strerror}; the conversation is not saved, give a path that can be "
+                             "written") from fault
 
     @classmethod
     def read(cls, path: Path) -> "Dialogue":
