@@ -1,6 +1,8 @@
 """`ds4mlx doctor` without --kernels: what it finds, and that it says what to do."""
 import json
 import os
+import shutil
+import time
 
 import pytest
 from fake_download_server import serving
@@ -59,6 +61,13 @@ def test_a_state_folder_that_others_can_read_is_noted(doctor, tmp_path):
     os.chmod(tmp_path / "home", 0o755)
     found = doctor()
     assert found["state"][0] == "note" and "chmod 700" in found["state"][1] and found["code"] == 0
+
+
+def test_a_clock_that_is_behind_the_files_is_noted(doctor, tiny_path, tmp_path):
+    shutil.copy(tiny_path, tmp_path / "model.gguf")
+    os.utime(tmp_path / "model.gguf", (time.time() + 7200,) * 2)
+    found = doctor(model="model.gguf")
+    assert found["clock"][0] == "note" and "set the clock" in found["clock"][1] and doctor()["clock"][0] == "ok"
 
 
 def test_clients_are_found_by_their_names(doctor, tmp_path, monkeypatch):

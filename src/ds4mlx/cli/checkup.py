@@ -20,6 +20,7 @@ CLIENTS = ("claude", "codex", "opencode", "pi")
 BLOCK, MOST_READ, READ_S = 8 << 20, 512 << 20, 2.0
 LEAST_READ = 64 << 20       # less says nothing of a disk
 F_NOCACHE = 48              # of macOS' fcntl, which Python does not name
+CLOCK_SLACK_S = 300         # a file that came over a network may be from a clock that is a little ahead
 SLOW_GB_S = 1.0             # a model of 87 GB would take minutes to be read
 
 
@@ -182,6 +183,19 @@ def _state(settings: "Settings") -> Told:
         return "note", str(fault)
 
 
+def _clock(settings: "Settings") -> Told:
+    """Ages of kept states and dates of files come from it; nobody outside is asked."""
+    now = time.time()
+    told = time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(now))
+    files = [path for path in (Path(__file__), settings.model) if path is not None and path.exists()]
+    newest = max(files, key=lambda path: path.stat().st_mtime)
+    ahead_s = newest.stat().st_mtime - now
+    if ahead_s > CLOCK_SLACK_S:
+        return "note", (f"{told}, but {newest} was written {ahead_s / 3600:,.1f} hours after that; set the clock, or "
+                        "kept states count as too old or too new")
+    return "ok", told
+
+
 def _port(settings: "Settings") -> Told:
     from ds4mlx.cli.wire import server_address
     from ds4mlx.cli.wire_check import find_server
@@ -206,4 +220,4 @@ def _clients(_: "Settings") -> Told:
 
 EXAMINATIONS: dict[str, Callable[["Settings"], Told]] = {
     "program": _python, "device": _device, "memory": _memory, "model": _model, "fit": _fit, "disk": _disk,
-    "state": _state, "port": _port, "clients": _clients}
+    "state": _state, "clock": _clock, "port": _port, "clients": _clients}
