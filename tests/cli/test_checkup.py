@@ -1,4 +1,5 @@
 """`ds4mlx doctor` without --kernels: what it finds, and that it says what to do."""
+import hashlib
 import json
 import os
 import shutil
@@ -41,6 +42,19 @@ def test_a_model_that_was_cut_is_found(doctor, tiny_path, tmp_path):
     (tmp_path / "cut.gguf").write_bytes(tiny_path.read_bytes()[:-1000])
     found = doctor(model="cut.gguf")
     assert found["code"] == 1 and found["model"][0] == "wrong" and "cut.gguf" in found["model"][1]
+
+
+def test_the_sum_of_a_model_is_shown_and_compared(doctor, tiny_path):
+    right, wrong = hashlib.sha256(tiny_path.read_bytes()).hexdigest(), "0" * 64
+    assert right in doctor("--sha256")["sha256"][1] and doctor("--sha256", right.upper())["code"] == 0
+    found = doctor("--sha256", wrong)
+    assert found["code"] == 1 and found["sha256"][0] == "wrong" and "fetch it again" in found["sha256"][1]
+
+
+@pytest.mark.parametrize("options", [["--sha256", "abc"], ["--sha256", "--kernels"]])
+def test_a_sum_that_is_none_or_not_wanted_is_misuse(ds4mlx, tiny_path, options):
+    result = ds4mlx("doctor", "-m", tiny_path, *options)
+    assert result.code == 2 and "--sha256" in result.err
 
 
 def test_what_does_not_fit_says_what_would(doctor, monkeypatch):

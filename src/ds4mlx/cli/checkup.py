@@ -1,5 +1,7 @@
 """What `ds4mlx doctor` looks at: whether a model will run on this machine, and what is in the way. Loads no weights."""
+import hashlib
 import os
+import re
 import shutil
 import sys
 import time
@@ -9,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from ds4mlx.cli.tables import size
-from ds4mlx.errors import Ds4Error
+from ds4mlx.errors import Ds4Error, UsageError
 
 if TYPE_CHECKING:
     from ds4mlx.config import Settings
@@ -32,9 +34,14 @@ class Finding:
     told: str
 
 
-def examine(settings: "Settings") -> Iterator[Finding]:
-    """One finding after the other, each as soon as it is known. What fails is a finding."""
+def examine(settings: "Settings", sha256: str | None = None) -> Iterator[Finding]:
+    """One finding after the other, each as soon as it is known. What fails is a finding.
+
+    sha256: what the model file's sum should be; "": it is to be shown. Raises UsageError for one that is none.
+    """
     from ds4mlx.cli.model import resolve_model
+    if sha256 and not re.fullmatch("[0-9a-fA-F]{64}", sha256):
+        raise UsageError(f"--sha256 is {sha256[:80]!r}, need 64 hexadecimal digits, or nothing to see the sum")
     missing = None
     try:
         settings = replace(settings, model=resolve_model(settings))
@@ -52,6 +59,8 @@ def examine(settings: "Settings") -> Iterator[Finding]:
         except OSError as fault:
             verdict, told = "wrong", f"{fault.filename or what}: {fault.strerror}"
         yield Finding(what, verdict, told)
+    if sha256 is not None and settings.model and not missing:
+        yield _sum(settings.model, sha256.lower())
 
 
 Told = tuple[Verdict, str]
@@ -98,6 +107,18 @@ def _model(settings: "Settings") -> Told:
     largest = found.families[0]
     return "ok", (f"{settings.model}: {found.name or 'no name'}, {size(found.file_bytes)}, every tensor in place; "
                   f"{largest.name} in {' '.join(largest.kinds)}")
+
+
+def _sum(path: Path, wanted: str) -> Finding:
+    """Minutes for a large model."""
+    try:
+        with path.open("rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as fault:
+        return Finding("sha256", "wrong", f"{path}: {fault.strerror}; give the path of a GGUF model")
+    if wanted and found != wanted:
+        return Finding("sha256", "wrong", f"{found}, need {wanted}; remove the file and fetch it again: ./download.sh")
+    return Finding("sha256", "ok", found if wanted else f"{found}; compare it with that of who published the file")
 
 
 def _fit(settings: "Settings") -> Told:

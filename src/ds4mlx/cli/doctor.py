@@ -35,6 +35,8 @@ def add_parser(subparsers: "_SubParsersAction[ArgumentParser]") -> None:
     parser.add_argument("-c", "--ctx", metavar="N", help="context that is to fit, in tokens (32768)")
     parser.add_argument("--batched-session", metavar="N", help="slots that are to fit (1)")
     parser.add_argument("--port", metavar="N", help="port that is to be free (8000)")
+    parser.add_argument("--sha256", metavar="SUM", nargs="?", const="",
+                        help="read all of the model file, and compare its sum with this one or show it")
     parser.add_argument("--kernels", action="store_true", help="try the kernels")
     parser.add_argument("--report", metavar="FILE", help=f"where the report goes ({REPORT})")
     parser.add_argument("--small", action="store_true", help="small sizes; always so in the emulator")
@@ -50,6 +52,8 @@ def run(args: Namespace) -> int:
     """0 if all is well, else 1. Raises UsageError without Metal, or where a report is already."""
     if not args.kernels:
         return _examine(args)
+    if args.sha256 is not None:
+        raise UsageError("--sha256 is of the model file, which --kernels does without; give one of them")
     from ds4mlx.engine import mlx_kernels
     implementation = _implementation(settings_from(args).ops, mlx_kernels.has_metal())
     path = _free(Path(args.report or REPORT))
@@ -83,7 +87,7 @@ def _examine(args: Namespace) -> int:
     for option in ("report", "small", "only"):
         if getattr(args, option):
             raise UsageError(f"--{option} is for --kernels")
-    findings = list(examine(settings_from(args)))
+    findings = list(examine(settings_from(args), args.sha256))
     if args.json:
         print(json.dumps([asdict(finding) for finding in findings], ensure_ascii=False, indent=1))
     else:
