@@ -24,7 +24,7 @@ def chat(tiny_path, tmp_path):
         arguments = ["-W", "error", "-m", "ds4mlx", "chat", "-m", str(tiny_path), "--engine", engine, *options]
         clean = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "COLORTERM")}
         child = pexpect.spawn(
-            command or sys.executable, arguments, timeout=25, dimensions=(24, 80), echo=False, encoding="utf-8",
+            command or sys.executable, arguments, timeout=60, dimensions=(24, 80), echo=False, encoding="utf-8",
             codec_errors="replace", env=clean | {"TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1", **environment})
         started.append(child)
         if wait:
@@ -133,8 +133,8 @@ def test_ctrl_c_twice_in_an_answer_leaves_and_gives_the_cursor_back(chat, tmp_pa
     child.send(f"/read {tmp_path}/long.txt\r")
     child.expect_exact("\x1b[?25lprefill")     # without a cursor
     child.send(CTRL_C)
-    child.send(CTRL_C)
-    child.expect_exact("\x1b[?25h")
+    while child.expect_exact(["\x1b[?25h", pexpect.TIMEOUT], timeout=0.2):
+        child.send(CTRL_C)      # two at once may reach a busy process as one
     child.expect(pexpect.EOF)
     child.close()
     assert child.exitstatus == 130
