@@ -141,3 +141,10 @@ def test_ctrl_c_keeps_what_was_produced_and_exits_with_130(start, tiny_path):
     rest, errors = process.communicate(timeout=30)
     assert process.returncode == 130 and first and (first + rest).endswith("\n")
     assert "t/s" in errors and "Traceback" not in errors
+
+
+@pytest.mark.parametrize("command", [["run", "--messages"], ["tokens", "--render"]])
+def test_a_file_that_is_no_request_says_what_to_give(ds4mlx, tiny_path, tmp_path, command):
+    (tmp_path / "bad.json").write_text("{")
+    result = ds4mlx(*command, "bad.json", "-m", tiny_path)
+    assert result.code == 1 and "bad.json: " in result.err and "give a chat request in JSON" in result.err

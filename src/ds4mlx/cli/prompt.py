@@ -88,7 +88,7 @@ def chat_body_of_file(name: str) -> "dict[str, Json]":
     try:
         return parse_object(b'{"messages":%b}' % raw if raw[:1] == b"[" else raw)
     except BadRequest as fault:
-        raise BadRequest(f"{name}: {fault}") from fault
+        raise BadRequest(f"{name}: {fault}; give a chat request in JSON, or its list of messages") from fault
 
 
 def prompt_ids(text: str, args: Namespace, settings: "Settings", tokenizer: "Tokenizer",
