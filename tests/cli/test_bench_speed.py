@@ -118,6 +118,7 @@ def test_the_state_is_as_large_as_the_engine_says(bench):
     (["--step-incr", "0"], "--step-incr"), (["--ctx-alloc", "32896"], "--ctx-alloc"), (["--repeat", "0"], "--repeat"),
     (["--concurrency", "17"], "--concurrency"), (["--gen-tokens", "-1"], "--gen-tokens"),
     (["--plot", "a.jpg"], "--plot"), (["--json"], "--json"), (["--ctx", "5"], "--ctx"),
+    (["--json", "text.txt/x"], "--json text.txt/x"), (["--json", "no/x"], "--json no/x"),
     (["--chat-prompt-file", "a"], "--chat-prompt-file"), (["-sys", "a"], "--system"),
     (["--step-mul", "nan"], "--step-mul")])
 def test_what_cannot_be_measured_is_misuse(bench, arguments, told):
@@ -135,6 +136,12 @@ def test_a_csv_that_is_there_is_kept(bench, tmp_path):
     refused = bench(*SMALL, "--csv", "a.csv")
     assert refused.code == 1 and "--overwrite" in refused.err and (tmp_path / "a.csv").read_text() == "mine"
     assert bench(*SMALL, "--csv", "a.csv", "--overwrite").out == "" and len(read_csv(tmp_path / "a.csv")) == 3
+
+
+def test_logits_that_find_no_folder_are_one_line_after_the_rows_before(bench):
+    result = bench(*SMALL, "--dump-frontier-logits-dir", "text.txt/x")
+    told, = [line for line in result.err.splitlines() if line.startswith("ds4mlx bench:")]
+    assert result.code == 1 and told.endswith("Not a directory; the rows before are kept")
 
 
 def test_a_full_disk_keeps_whole_rows_and_says_the_one_that_is_lost(tmp_path):

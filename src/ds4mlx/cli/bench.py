@@ -3,6 +3,7 @@
 Not to be compared with each other: a first measurement (from an empty state) and one that goes on from a frontier;
 tokens per second of several sessions together and of one; a decoded probe and a --teacher-forced-decode one.
 """
+import os
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -85,6 +86,7 @@ def run(args: Namespace) -> int:
         check(Path(args.plot))
     if args.json == "-":
         raise UsageError("--json needs a file: standard output has the CSV")
+    writable(args.json, "--json")
     from ds4mlx.cli.bench_run import measured
     return measured(args, sweep)
 
@@ -140,3 +142,12 @@ def number(text: str, option: str, low: float, high: float) -> float:
     if not low <= value <= high:
         raise UsageError(f"{option} is {text[:40]!r}, need a number from {low:g} to {high:g}")
     return value
+
+
+def writable(name: str | None, option: str) -> None:
+    """Raises UsageError where no file can be put, before hours of work rather than after."""
+    if name is None:
+        return
+    path = Path(name).absolute()
+    if path.is_dir() or not path.parent.is_dir() or not os.access(path.parent, os.W_OK | os.X_OK):
+        raise UsageError(f"{option} {name}: no file can be written there; give a path in a folder of yours")

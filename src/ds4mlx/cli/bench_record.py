@@ -4,6 +4,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TextIO
@@ -95,7 +96,8 @@ class JsonFile:
                 os.fsync(file.fileno())
             os.replace(partial, self.path)
         except OSError as fault:
-            partial.unlink(missing_ok=True)
+            with suppress(OSError):
+                partial.unlink()
             raise Ds4Error(f"--json {self.path}: {fault.strerror}; the rows before are kept") from fault
 
 

@@ -6,7 +6,7 @@ import signal
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, replace
 from importlib import metadata
 from pathlib import Path
@@ -147,7 +147,8 @@ def _dump_logits(folder: Path, found: Measured, head: dict[str, object], tokeniz
         folder.mkdir(parents=True, exist_ok=True)
         path.write_text(f'{told[:-1]}, "logits": [{",".join("%.9g" % logit for logit in logits)}]}}\n', "utf-8")
     except OSError as fault:
-        path.unlink(missing_ok=True)
+        with suppress(OSError):
+            path.unlink()
         raise Ds4Error(f"{path}: {fault.strerror}; the rows before are kept") from fault
 
 

@@ -86,9 +86,10 @@ def run(args: Namespace) -> int:
     if args.list_cases or args.validate_cases:
         return _list(args, cases)
     budget = budget_of(args)
-    from ds4mlx.cli.eval_report import check_path, least
+    from ds4mlx.cli.bench import writable
+    from ds4mlx.cli.eval_report import least
     least(args.min_pass, len(cases))    # misuse is told before the model is loaded
-    check_path(args.json)
+    writable(args.json, "--json")
     from ds4mlx.cli.eval_run import evaluate
     return evaluate(args, cases, budget)
 

@@ -48,15 +48,6 @@ def least(text: str | None, count: int) -> int:
     return -(-count * int(found[1]) // 100) if found[2] else int(found[1])
 
 
-def check_path(name: str | None) -> None:
-    """Raises UsageError where --json cannot be written, before hours of work rather than after."""
-    if name is None:
-        return
-    path = Path(name).absolute()
-    if path.is_dir() or not os.access(path.parent, os.W_OK | os.X_OK):
-        raise UsageError(f"--json {name}: no file can be written there; give a path in a folder of yours")
-
-
 def report(args: Namespace, records: Sequence[Record], asked: int) -> int:
     """Print it, write --json, and return 0, or 3 where --min-pass is not met. `asked`: cases that were to be."""
     print_tables(tables(records) if records else [])
