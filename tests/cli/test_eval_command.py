@@ -197,6 +197,15 @@ def test_keys_pause_choose_and_leave(terminal):
     assert process.exitstatus == 0
 
 
+def test_enter_asks_a_case_without_waiting_for_the_next(terminal):
+    process = terminal("--pause-ms", "60000")
+    process.expect("▶ passed")
+    process.send("\x1b[B")
+    process.expect("▶ pending")
+    process.send("\r")
+    process.expect("▶ failed")
+
+
 def test_ctrl_c_ends_a_pause_with_the_report(terminal):
     process = terminal("--pause-ms", "60000")
     process.expect("▶ passed")

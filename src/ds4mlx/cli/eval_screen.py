@@ -76,7 +76,7 @@ class ScreenView:
     def next(self) -> int | None:
         until = time.monotonic() + (self._pause_s if self._running >= 0 else 0.0)
         self._show()
-        while (self._paused or time.monotonic() < until) and not self._quit:
+        while (self._paused or time.monotonic() < until and not self._wanted) and not self._quit:
             self._heed(WAIT_S)
         pending = [i for i, state in enumerate(self._states) if state == "pending"]
         if self._quit or not pending:
