@@ -29,6 +29,7 @@ from pathlib import Path
 from statistics import median
 
 SLACK_SHARE, SLACK_MIB, MLX_SLACK_MIB = 0.1, 24.0, 800.0
+VARIANTS = 4
 WORDS = "the sea is wide and a small boat goes over it by night when nobody looks for it at all".split()
 Message = dict[str, str]
 
@@ -137,7 +138,9 @@ class Client:
                     said = said[:2 * self._draw.randrange(1, len(said) // 2 + 1)]     # goes back to an earlier turn
 
     def _words(self, count: int) -> str:
-        draw = self._draw if count < 100 else random.Random(count)      # long ones are shared by all
+        """One of VARIANTS texts of so many words: the server remembers how texts are encoded, up to 64 MiB of them, and
+        new ones would fill that for hours. Long ones are shared by all."""
+        draw = random.Random(count * VARIANTS + (self._draw.randrange(VARIANTS) if count < 100 else 0))
         return " ".join(draw.choice(WORDS) for _ in range(count))
 
     def _turn(self, path: str, said: list[Message]) -> str | None:
