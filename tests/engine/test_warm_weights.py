@@ -1,5 +1,6 @@
 """`--warm-weights`: a model file is in memory when it has been opened."""
 import mmap
+import shutil
 import sys
 from pathlib import Path
 
@@ -10,6 +11,12 @@ from ds4mlx.engine.mlx_engine import open_mlx
 from ds4mlx.gguf.reader import GGUF
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc/self/smaps")
+
+
+@pytest.fixture
+def own_file(tiny_path, tmp_path):
+    """A file that nothing else in the process has mapped."""
+    return Path(shutil.copy(tiny_path, tmp_path / "own.gguf"))
 
 
 def mapped(path):
@@ -27,15 +34,15 @@ def pages(path):
     return -(-path.stat().st_size // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
-def test_warming_brings_in_every_page_of_a_file(tiny_path):
-    with GGUF.open(tiny_path) as file:
-        assert mapped(tiny_path) < pages(tiny_path)
+def test_warming_brings_in_every_page_of_a_file(own_file):
+    with GGUF.open(own_file) as file:
+        assert mapped(own_file) < pages(own_file)
         file.warm()
-        assert mapped(tiny_path) == pages(tiny_path)
+        assert mapped(own_file) == pages(own_file)
 
 
 @pytest.mark.parametrize("warm", [False, True])
-def test_an_engine_does_so_if_it_was_told_to(tiny_path, warm):
-    engine = open_mlx(Settings(ctx=256, warm_weights=warm), tiny_path)
-    assert (mapped(tiny_path) == pages(tiny_path)) == warm
+def test_an_engine_does_so_if_it_was_told_to(own_file, warm):
+    engine = open_mlx(Settings(ctx=256, warm_weights=warm), own_file)
+    assert (mapped(own_file) == pages(own_file)) == warm
     engine.close()
