@@ -1,15 +1,11 @@
 """Kernel sources to functions that a stream can launch: compiled on first use, for the device at hand."""
-import re
 from functools import cache
-from importlib import resources
 
 from ds4mlx.cuda_port.device import cupy as cp
-
-Defines = tuple[tuple[str, int | str], ...]
+from ds4mlx.cuda_port.source import Defines, source
 
 OPTIONS = ("-std=c++17",)
 HIP_HEADERS = "#include <hip/hip_runtime.h>\n#include <hip/hip_fp16.h>\n"  # whose parameters have names of our macros
-INCLUDE = re.compile(r'^#include "(\w+\.cuh)"\n', re.MULTILINE)
 
 
 @cache
@@ -31,22 +27,3 @@ def _module(stem: str, defines: Defines) -> "cp.RawModule":
         return cp.RawModule(code=HIP_HEADERS + macros + source(stem), options=OPTIONS, backend="nvrtc")
     options = (*OPTIONS, *(f"-D{name}={value}" for name, value in defines))
     return cp.RawModule(code=source(stem), options=options, backend="nvrtc")
-
-
-@cache
-def source(stem: str) -> str:
-    """kernels/`stem`.cu with our own headers pasted in, each once: the run-time compiler knows no folders."""
-    seen: set[str] = set()
-
-    def paste(found: re.Match[str]) -> str:
-        name = found.group(1)
-        if name in seen:
-            return ""
-        seen.add(name)
-        return INCLUDE.sub(paste, _text(name))
-
-    return INCLUDE.sub(paste, _text(f"{stem}.cu"))
-
-
-def _text(name: str) -> str:
-    return resources.files("ds4mlx.cuda_port").joinpath("kernels", name).read_text("utf-8")

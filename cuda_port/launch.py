@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from functools import cache
 
 from ds4mlx.cuda_port.device import cupy as cp
+from ds4mlx.cuda_port.forms import Limits
 
 Argument = "cp.ndarray | ctypes.Structure | ctypes._SimpleCData | int | float | None"
 Size = tuple[int, ...]
@@ -66,17 +67,18 @@ def _can_overlap() -> bool:
 
 
 @cache
-def shared_memory() -> tuple[int, int]:
-    """Bytes that a multiprocessor has, and that one block may ask for."""
+def limits() -> Limits:
+    """Of the current device."""
     attributes = cp.cuda.Device().attributes
     of_block = attributes.get("MaxSharedMemoryPerBlockOptin") or attributes["MaxSharedMemoryPerBlock"]
-    return max(attributes["MaxSharedMemoryPerMultiprocessor"], of_block), of_block
+    return Limits(attributes["MultiProcessorCount"], max(attributes["MaxSharedMemoryPerMultiprocessor"], of_block),
+                  of_block)
 
 
 @cache
 def processors() -> int:
     """Multiprocessors of the current device."""
-    return cp.cuda.Device().attributes["MultiProcessorCount"]
+    return limits().processors
 
 
 def clusters() -> bool:

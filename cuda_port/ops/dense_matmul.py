@@ -1,14 +1,12 @@
 """y = x W^T over matrices in their GGUF blocks: a few vectors straight from the blocks, many by the vendor's GEMM."""
 import ctypes
-from dataclasses import dataclass
-from functools import cache
-from typing import Self
 
 import numpy as np
 
-from ds4mlx.cuda_port.build import Defines, kernel
+from ds4mlx.cuda_port.build import kernel
 from ds4mlx.cuda_port.device import cupy as cp
-from ds4mlx.cuda_port.launch import launch, processors, shared_memory
+from ds4mlx.cuda_port.forms import BLOCK, TILE_ROWS, DenseForm
+from ds4mlx.cuda_port.launch import launch, limits, processors
 from ds4mlx.cuda_port.ops.dequantize import dequantize, to_half
 from ds4mlx.cuda_port.scratch import take
 from ds4mlx.cuda_port.weight import Weight
@@ -16,11 +14,7 @@ from ds4mlx.gguf.blocks import BLOCK_TYPES
 
 DECODE_TOKENS = 16          # at most
 MATRICES = 8                # at most, in one launch
-THREADS, WARPS = 512, 16
-BLOCK = 256                 # activations of one scale
-TILE_ROWS = 16              # of a matrix
-SLICE_COLUMNS, SLICE_BYTES = 128, 32 * 80  # of a tile, for a group of lanes
-BLOCK_OWN_BYTES = 1024      # of shared memory, that each block takes for itself
+THREADS = 512
 SLAB_WEIGHTS = 1 << 26      # decoded at a time for GEMM
 
 
@@ -86,61 +80,21 @@ def _fits(w: Weight, groups: int) -> bool:
 
 def _decode(x: "cp.ndarray", pairs: list[tuple[Weight, "cp.ndarray"]], groups: int) -> None:
     k, kinds = pairs[0][0].shape[1], frozenset(w.kind for w, _ in pairs)
-    form = _Form.of(k, x.shape[0], kinds)
+    form = DenseForm.of(k, x.shape[0], kinds, limits())
     for start in range(0, x.shape[0], form.vectors):
         part = slice(start, start + form.vectors)
-        _launch(x[part], [(w, y[part]) for w, y in pairs], groups, _Form.of(k, len(x[part]), kinds))
+        _launch(x[part], [(w, y[part]) for w, y in pairs], groups, DenseForm.of(k, len(x[part]), kinds, limits()))
 
 
-def _launch(x: "cp.ndarray", pairs: list[tuple[Weight, "cp.ndarray"]], groups: int, form: "_Form") -> None:
+def _launch(x: "cp.ndarray", pairs: list[tuple[Weight, "cp.ndarray"]], groups: int, form: DenseForm) -> None:
     job, tiles = _Job(count=len(pairs), tokens=x.shape[0], groups=groups), 0
     for i, (w, y) in enumerate(pairs):
         rows = w.shape[0] // groups
         tiles += rows // TILE_ROWS
         job.weights[i], job.out[i], job.kinds[i] = w.raw.data.ptr, y.data.ptr, BLOCK_TYPES[w.kind].type_id
         job.rows[i], job.ends[i] = rows, tiles
-    blocks = min(-(-tiles // form.together), max(1, form.blocks * processors() // groups))
-    launch(kernel("dense_matmul", "decode", form.defines, form.shared_bytes), (blocks, groups), (THREADS,), [x, job],
-           form.shared_bytes)
-
-
-@dataclass(frozen=True, slots=True)
-class _Form:
-    """How `decode` is launched."""
-    defines: Defines
-    vectors: int        # at most
-    together: int       # tiles that a block works on at a time
-    shared_bytes: int
-    blocks: int         # of a multiprocessor
-
-    @classmethod
-    @cache
-    def of(cls, k: int, tokens: int, kinds: frozenset[str]) -> Self:
-        """For as many of the tokens as shared memory holds at a time."""
-        vectors = 1 << (tokens - 1).bit_length()
-        while vectors:
-            for depth, phases, blocks in ((2, 1, 2), (3, 1, 1), (2, 1, 1), (2, 2, 1), (2, 4, 1), (2, 8, 1)):
-                form = cls._with(k, vectors, kinds, depth, phases, blocks)
-                if form.fits(k, phases):
-                    return form
-            vectors //= 2
-        raise AssertionError(f"no room for a vector of {k}")
-
-    @classmethod
-    def _with(cls, k: int, vectors: int, kinds: frozenset[str], depth: int, phases: int, blocks: int) -> Self:
-        q8, f16, rounds, part = "Q8_0" in kinds, "F16" in kinds, max(1, 4 // vectors), k // phases
-        planes = vectors * (q8 * 2 * (part + 64) + f16 * 2 * (2 * part + 64) + part // BLOCK * 4)
-        shared = depth * WARPS * SLICE_BYTES + planes + 2 * rounds * WARPS * vectors * TILE_ROWS * 4
-        defines = (("PLAIN", 0), ("K", k), ("VECTORS", vectors), ("HAS_Q8", int(q8)), ("HAS_F16", int(f16)),
-                   ("PHASES", phases), ("DEPTH", depth), ("ROUNDS", rounds))
-        return cls(defines, vectors, WARPS // max(1, min(part // SLICE_COLUMNS, WARPS)), shared, blocks)
-
-    def fits(self, k: int, phases: int) -> bool:
-        of_processor, of_block = shared_memory()
-        few = self.blocks == 1 or self.vectors <= 8  # registers
-        return (few and k % (phases * BLOCK) == 0 and self.shared_bytes <= of_block
-                and self.blocks * (self.shared_bytes + BLOCK_OWN_BYTES) <= of_processor)
-
+    launch(kernel("dense_matmul", "decode", form.defines, form.shared_bytes), form.grid(tiles, groups, limits()),
+           (THREADS,), [x, job], form.shared_bytes)
 
 def many(x: "cp.ndarray", w: Weight, out: "cp.ndarray", groups: int = 1) -> None:
     """out = x W^T, W decoded by slabs of rows into the type of x, f16 or f32 [T, G K]; added up in float32."""

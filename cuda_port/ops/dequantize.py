@@ -6,15 +6,13 @@ import numpy as np
 
 from ds4mlx.cuda_port.build import kernel
 from ds4mlx.cuda_port.device import cupy as cp
+from ds4mlx.cuda_port.forms import can_be_arranged
 from ds4mlx.cuda_port.launch import launch, processors
 from ds4mlx.cuda_port.scratch import take
 from ds4mlx.cuda_port.weight import Weight
 from ds4mlx.gguf.blocks import BLOCK_TYPES
 
 SLAB_BYTES = 1 << 28
-LANES = 32
-PIECE_WEIGHTS = {"IQ2_XXS": 64, "Q2_K": 64, "Q4_K": 32, "MXFP4": 32}  # of an expert's row, for one lane (pieces.cuh)
-TEAM = 8  # groups of lanes that share rows of experts
 
 
 def arranged(w: Weight) -> Weight:
@@ -22,7 +20,7 @@ def arranged(w: Weight) -> Weight:
 
     Returns `w` as it is where there is no kernel for its type and shape: those read rows in the order of the file.
     """
-    if w.arranged or not _can_be(w):
+    if w.arranged or not can_be_arranged(w.kind, w.shape):
         return w
     row_bytes = w.raw.shape[-1]
     rows = w.raw.reshape(-1, row_bytes)
@@ -54,14 +52,3 @@ def to_half(x: "cp.ndarray", out: "cp.ndarray") -> None:
 
 def _macros(w: Weight, real: str) -> tuple[tuple[str, int | str], ...]:
     return (("KIND", BLOCK_TYPES[w.kind].type_id), ("WIDTH", w.shape[-1]), ("OUT", real), ("ARRANGED", int(w.arranged)))
-
-
-def _can_be(w: Weight) -> bool:
-    rows, width = w.shape[-2:]
-    if len(w.shape) == 2:
-        return w.kind == "Q8_0" and width % 256 == 0 and rows % 16 == 0
-    if w.kind not in PIECE_WEIGHTS:
-        return False
-    pieces = width // PIECE_WEIGHTS[w.kind]
-    segments = pieces // LANES
-    return width % 256 == 0 and pieces % LANES == 0 and 0 < segments <= TEAM and TEAM % segments == 0 and rows % 16 == 0

@@ -1,26 +1,19 @@
 """The experts: gate and up with SwiGLU, then down, for those that tokens select and for the shared one."""
 import ctypes
-from dataclasses import dataclass
-from functools import cache
-from typing import Self
 
 import numpy as np
 
 from ds4mlx.cuda_port.build import Defines, kernel
 from ds4mlx.cuda_port.device import cupy as cp
-from ds4mlx.cuda_port.launch import launch, processors, shared_memory
-from ds4mlx.cuda_port.ops.dense_matmul import BLOCK_OWN_BYTES, dense, halved, many, plain
-from ds4mlx.cuda_port.ops.dequantize import LANES, PIECE_WEIGHTS, TEAM
+from ds4mlx.cuda_port.forms import CODEBOOK_BYTES, ExpertForm
+from ds4mlx.cuda_port.launch import launch, limits, processors
+from ds4mlx.cuda_port.ops.dense_matmul import dense, halved, many, plain
 from ds4mlx.cuda_port.scratch import take
 from ds4mlx.cuda_port.weight import Weight
 from ds4mlx.gguf.blocks import BLOCK_TYPES
 
 FEW_TOKENS = 32                      # up to here each token reads its experts for itself
 THREADS = 512
-TOKENS = 4                           # at a time, at most
-GATE_UP_ROWS, DOWN_ROWS = 8, 16      # of a team
-CODEBOOK_BYTES = 32 * 1024           # of IQ2_XXS, for each lane its own
-WIDE_END = 128 * 1024                # of a wide one in shared memory: its address ends in 16 zeros
 TILE_THREADS, TILE_ROWS = 256, {1: 128, 0: 256}  # rows of an expert for a block: gate and up, or down
 STAGES_BYTES = 3 * 16 * 160 * 2      # of x, for 16 vectors of a tile
 FEW, MANY, BETWEEN = 0, 1, 2         # forms of expert_matmul.cu
@@ -119,11 +112,9 @@ def expert_gate_up(x: "cp.ndarray", selected: "cp.ndarray", weight: "cp.ndarray"
     x f32 [T, D]; selected i32 [T, S]; weight f32 [T, S]; w1, w3 stacks [E, F, D] of one type; out f32 [T, S + 1, F].
     """
     (tokens, slots), (_, rows, width) = selected.shape, w1.shape
-    segments = width // PIECE_WEIGHTS[w1.kind] // LANES
-    sums = slots * GATE_UP_ROWS * 2 * segments + TEAM * GATE_UP_ROWS * 2
-    form = _Form.of(w1.kind, width, tokens, 1, slots, sums)
-    macros = (*_macros(w1, FEW, 1, slots), ("MOST", form.tokens), ("WIDE_CODEBOOK", form.wide))
-    launch(kernel("expert_matmul", "gate_up", macros, form.shared_bytes), (_blocks(rows, GATE_UP_ROWS),), (THREADS,),
+    form = ExpertForm.gate_up(w1.kind, width, tokens, slots, limits())
+    macros = (*_macros(w1, FEW, 1, slots), *form.defines)
+    launch(kernel("expert_matmul", "gate_up", macros, form.shared_bytes), (form.grid(rows, limits()),), (THREADS,),
            [x, selected, weight, w1.raw, w3.raw, shared[0].raw, shared[1].raw, float(limit), tokens, out],
            form.shared_bytes)
 
@@ -134,48 +125,12 @@ def expert_down(mid: "cp.ndarray", selected: "cp.ndarray", w2: Weight, shared: W
     mid f32 [T, S + 1, F]; w2 a stack [E, D, F]; out f32 [T, D].
     """
     (tokens, slots), (_, rows, width) = selected.shape, w2.shape
-    segments = width // PIECE_WEIGHTS[w2.kind] // LANES
-    sums = DOWN_ROWS * max(segments, 2) + TEAM * DOWN_ROWS
-    form = _Form.of(w2.kind, width, tokens, slots, slots, sums)
-    macros = (*_macros(w2, FEW, 0, slots), ("MOST", form.tokens), ("WIDE_CODEBOOK", form.wide))
-    launch(kernel("expert_matmul", "down", macros, form.shared_bytes), (_blocks(rows, DOWN_ROWS),), (THREADS,),
+    form = ExpertForm.down(w2.kind, width, tokens, slots, limits())
+    macros = (*_macros(w2, FEW, 0, slots), *form.defines)
+    launch(kernel("expert_matmul", "down", macros, form.shared_bytes), (form.grid(rows, limits()),), (THREADS,),
            [mid, selected, w2.raw, shared.raw, tokens, out], form.shared_bytes)
 
 
 def _macros(w: Weight, form: int, gate_up: int, slots: int) -> Defines:
     return (("FORM", form), ("GATE_UP", gate_up), ("KIND", BLOCK_TYPES[w.kind].type_id), ("WIDTH", w.shape[2]),
             ("ROWS", w.shape[1]), ("SLOTS", slots))
-
-
-@dataclass(frozen=True, slots=True)
-class _Form:
-    """How the kernels of few tokens are launched."""
-    tokens: int         # at a time
-    wide: int           # 1 where the codebook of IQ2_XXS takes 64 KB, 0 for 32
-    shared_bytes: int
-
-    @classmethod
-    @cache
-    def of(cls, kind: str, width: int, tokens: int, routed: int, slots: int, sums: int) -> Self:
-        """For as many tokens at a time as shared memory holds. Of a token: `routed` vectors for the routed experts
-        beside the shared one's, `slots` numbers of experts, `sums` partial results of a team."""
-        most = min(1 << (tokens - 1).bit_length(), TOKENS)
-        of_block = shared_memory()[1]
-        codebook, wide = kind == "IQ2_XXS", kind == "IQ2_XXS" and WIDE_END < of_block
-        fields = width // 16 * (kind in ("Q2_K", "Q4_K"))
-        while most:
-            scales = most * (1 if routed == 1 else routed + 1) * (width // 256)
-            numbers = 2 * most * sums + scales + -(-most * slots // 4) * 4 + most * routed * fields
-            front, planes = 4 * numbers + most * 2 * (width + 64), most * routed * 2 * width
-            if wide and front > WIDE_END // 2 - BLOCK_OWN_BYTES:
-                bytes_ = of_block + 1
-            else:
-                bytes_ = planes + (WIDE_END if wide else front + codebook * CODEBOOK_BYTES)
-            if bytes_ <= of_block:
-                return cls(most, int(wide), bytes_)
-            most //= 2
-        raise AssertionError(f"no room for a token's vectors of {width}")
-
-
-def _blocks(rows: int, of_team: int) -> int:
-    return min(-(-rows // (2 * of_team)), processors())

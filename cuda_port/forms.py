@@ -1,0 +1,131 @@
+"""How the products of a few vectors are launched: what their kernels are compiled for, and the shared memory that it
+takes. Without CuPy: both engines launch them alike."""
+from dataclasses import dataclass
+from functools import cache
+from typing import Self
+
+from ds4mlx.cuda_port.source import Defines
+
+LANES = 32
+WARPS = 16                  # groups of lanes, of a block
+BLOCK = 256                 # activations of one scale
+BLOCK_OWN_BYTES = 1024      # of shared memory, that each block takes for itself
+
+TILE_ROWS = 16              # of a matrix
+SLICE_COLUMNS, SLICE_BYTES = 128, 32 * 80  # of a tile, for a group of lanes
+
+PIECE_WEIGHTS = {"IQ2_XXS": 64, "Q2_K": 64, "Q4_K": 32, "MXFP4": 32}  # of an expert's row, for one lane (pieces.cuh)
+TEAM = 8                    # groups of lanes that share rows of experts
+EXPERT_TOKENS = 4           # at a time, at most
+GATE_UP_ROWS, DOWN_ROWS = 8, 16     # of a team
+CODEBOOK_BYTES = 32 * 1024  # of IQ2_XXS, for each lane its own
+WIDE_END = 128 * 1024       # of a wide one in shared memory: its address ends in 16 zeros
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a card has: multiprocessors, and bytes of shared memory of one of them and for one block."""
+    processors: int
+    of_processor_bytes: int
+    of_block_bytes: int
+
+
+def can_be_arranged(kind: str, shape: tuple[int, ...]) -> bool:
+    """Whether there are kernels for a matrix, or a stack of them, whose rows have their codes before their scales."""
+    rows, width = shape[-2:]
+    if len(shape) == 2:
+        return kind == "Q8_0" and width % BLOCK == 0 and rows % TILE_ROWS == 0
+    if kind not in PIECE_WEIGHTS:
+        return False
+    pieces = width // PIECE_WEIGHTS[kind]
+    segments = pieces // LANES
+    return (width % BLOCK == 0 and pieces % LANES == 0 and 0 < segments <= TEAM and TEAM % segments == 0
+            and rows % TILE_ROWS == 0)
+
+
+@dataclass(frozen=True, slots=True)
+class DenseForm:
+    """How dense_matmul.cu's `decode` is launched."""
+    defines: Defines
+    vectors: int        # at most
+    together: int       # tiles that a block works on at a time
+    shared_bytes: int
+    blocks: int         # of a multiprocessor
+
+    @classmethod
+    @cache
+    def of(cls, k: int, tokens: int, kinds: frozenset[str], limits: Limits) -> Self:
+        """For as many of the tokens as shared memory holds at a time."""
+        vectors = 1 << (tokens - 1).bit_length()
+        while vectors:
+            for depth, phases, blocks in ((2, 1, 2), (3, 1, 1), (2, 1, 1), (2, 2, 1), (2, 4, 1), (2, 8, 1)):
+                form = cls._with(k, vectors, kinds, depth, phases, blocks)
+                if form.fits(k, phases, limits):
+                    return form
+            vectors //= 2
+        raise AssertionError(f"no room for a vector of {k}")
+
+    @classmethod
+    def _with(cls, k: int, vectors: int, kinds: frozenset[str], depth: int, phases: int, blocks: int) -> Self:
+        q8, f16, rounds, part = "Q8_0" in kinds, "F16" in kinds, max(1, 4 // vectors), k // phases
+        planes = vectors * (q8 * 2 * (part + 64) + f16 * 2 * (2 * part + 64) + part // BLOCK * 4)
+        shared = depth * WARPS * SLICE_BYTES + planes + 2 * rounds * WARPS * vectors * TILE_ROWS * 4
+        defines = (("PLAIN", 0), ("K", k), ("VECTORS", vectors), ("HAS_Q8", int(q8)), ("HAS_F16", int(f16)),
+                   ("PHASES", phases), ("DEPTH", depth), ("ROUNDS", rounds))
+        return cls(defines, vectors, WARPS // max(1, min(part // SLICE_COLUMNS, WARPS)), shared, blocks)
+
+    def fits(self, k: int, phases: int, limits: Limits) -> bool:
+        few = self.blocks == 1 or self.vectors <= 8  # registers
+        return (few and k % (phases * BLOCK) == 0 and self.shared_bytes <= limits.of_block_bytes
+                and self.blocks * (self.shared_bytes + BLOCK_OWN_BYTES) <= limits.of_processor_bytes)
+
+    def grid(self, tiles: int, groups: int, limits: Limits) -> tuple[int, int]:
+        """Blocks, for so many tiles of each group of rows."""
+        return min(-(-tiles // self.together), max(1, self.blocks * limits.processors // groups)), groups
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertForm:
+    """How expert_rows.cuh's kernels are launched."""
+    defines: Defines
+    shared_bytes: int
+    rows: int           # of a block
+
+    @classmethod
+    def gate_up(cls, kind: str, width: int, tokens: int, slots: int, limits: Limits) -> Self:
+        segments = width // PIECE_WEIGHTS[kind] // LANES
+        sums = slots * GATE_UP_ROWS * 2 * segments + TEAM * GATE_UP_ROWS * 2
+        return cls._of(kind, width, tokens, 1, slots, sums, 2 * GATE_UP_ROWS, limits)
+
+    @classmethod
+    def down(cls, kind: str, width: int, tokens: int, slots: int, limits: Limits) -> Self:
+        segments = width // PIECE_WEIGHTS[kind] // LANES
+        sums = DOWN_ROWS * max(segments, 2) + TEAM * DOWN_ROWS
+        return cls._of(kind, width, tokens, slots, slots, sums, 2 * DOWN_ROWS, limits)
+
+    @classmethod
+    @cache
+    def _of(cls, kind: str, width: int, tokens: int, routed: int, slots: int, sums: int, rows: int,
+            limits: Limits) -> Self:
+        """For as many tokens at a time as shared memory holds. Of a token: `routed` vectors for the routed experts
+        beside the shared one's, `slots` numbers of experts, `sums` partial results of a team."""
+        most = min(1 << (tokens - 1).bit_length(), EXPERT_TOKENS)
+        of_block = limits.of_block_bytes
+        codebook, wide = kind == "IQ2_XXS", kind == "IQ2_XXS" and WIDE_END < of_block
+        fields = width // 16 * (kind in ("Q2_K", "Q4_K"))
+        while most:
+            scales = most * (1 if routed == 1 else routed + 1) * (width // BLOCK)
+            numbers = 2 * most * sums + scales + -(-most * slots // 4) * 4 + most * routed * fields
+            front, planes = 4 * numbers + most * 2 * (width + 64), most * routed * 2 * width
+            if wide and front > WIDE_END // 2 - BLOCK_OWN_BYTES:
+                bytes_ = of_block + 1
+            else:
+                bytes_ = planes + (WIDE_END if wide else front + codebook * CODEBOOK_BYTES)
+            if bytes_ <= of_block:
+                return cls((("MOST", most), ("WIDE_CODEBOOK", int(wide))), bytes_, rows)
+            most //= 2
+        raise AssertionError(f"no room for a token's vectors of {width}")
+
+    def grid(self, rows: int, limits: Limits) -> int:
+        """Blocks, for matrices of so many rows."""
+        return min(-(-rows // self.rows), limits.processors)
