@@ -12,6 +12,7 @@ from ds4mlx.chat.messages import Json
 from ds4mlx.errors import BadRequest
 from ds4mlx.server.controls import MODEL, model_names
 from ds4mlx.server.errors import Line
+from ds4mlx.service.requests import Known
 from ds4mlx.service.service import Service
 
 CREATED, CREATED_AT = 1767225600, "2026-01-01T00:00:00Z"
@@ -38,9 +39,17 @@ async def health(request: Request) -> Response:
 
 
 async def list_requests(request: Request) -> Response:
-    """Those that run and those that wait, by the ids that their responses carry as x-request-id. Nobody's words."""
+    """Those that run and those that wait, and those that ended last, by the ids that their responses carry as
+    x-request-id: what each went on from, and why from no more. Nobody's words."""
     service: Service = request.app.state.service
-    return Line({"requests": [asdict(known) for known in service.requests()]})
+    return Line({"requests": [_told(known) for known in service.requests()],
+                 "ended": [_told(known) for known in service.metrics.recent]})
+
+
+def _told(known: Known) -> dict[str, Json]:
+    """ago_s: seconds since it was so, which a clock elsewhere can make use of."""
+    told = asdict(known)
+    return told | {"ago_s": round(max(0.0, time.monotonic() - told.pop("at")), 1)}
 
 
 async def cancel_request(request: Request) -> Response:

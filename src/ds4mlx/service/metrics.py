@@ -2,17 +2,20 @@
 import threading
 import time
 from bisect import bisect_left
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import dataclass, field, replace
 
 from ds4mlx.chat.events import FinishReason, Usage
 from ds4mlx.engine.protocol import MemoryUse
+from ds4mlx.service.requests import Known
 from ds4mlx.sessions.lookup import Api, Source
 from ds4mlx.sessions.replay import Replays
 from ds4mlx.sessions.store import StoreStats
 
 # Upper bounds in seconds: from a cached turn to an hour of cold prefill.
 BUCKETS_S = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3600.0)
+
+RECENT = 40     # requests that are remembered after their end
 
 
 @dataclass(slots=True)
@@ -33,8 +36,8 @@ class Timings:
         return _rate(tokens, self.started, self.prefilled)
 
     def decode_tps(self, tokens: int) -> float:
-        """Tokens per second after the first one."""
-        return _rate(tokens - 1, self.first_token, self.finished)
+        """Tokens per second after the first one, so far or at the end."""
+        return _rate(tokens - 1, self.first_token, self.finished or time.monotonic())
 
 
 def _rate(tokens: int, start: float | None, end: float | None) -> float:
@@ -121,6 +124,13 @@ class Metrics:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._counts = Counts()
+        self._recent: deque[Known] = deque(maxlen=RECENT)
+
+    @property
+    def recent(self) -> list[Known]:
+        """The requests that ended last, the latest first."""
+        with self._lock:
+            return [*reversed(self._recent)]
 
     @property
     def counts(self) -> Counts:
@@ -136,9 +146,10 @@ class Metrics:
         with self._lock:
             self._counts.errors[status] += 1
 
-    def ended(self, request: Ended) -> None:
+    def ended(self, request: Ended, known: Known) -> None:
         usage, timings, replays = request.usage, request.timings, request.replays
         with self._lock:
+            self._recent.append(known)
             now = self._counts
             now.requests[request.api, request.reason] += 1
             if request.source is not None:

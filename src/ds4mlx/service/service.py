@@ -25,6 +25,7 @@ from ds4mlx.gguf.reader import GGUF
 from ds4mlx.service.constraint import constraint_of
 from ds4mlx.service.mailbox import Mailbox
 from ds4mlx.service.metrics import Metrics
+from ds4mlx.service.requests import Known
 from ds4mlx.service.scheduler import Scheduler, State
 from ds4mlx.service.trace import RequestTrace, Trace
 from ds4mlx.service.trace_records import Asked
@@ -58,16 +59,6 @@ class Health:
     active: int
     queued: int
     slots: int
-
-
-@dataclass(frozen=True, slots=True)
-class Known:
-    """A request that waits or runs. place: in the queue, 0 once it runs; tokens: generated so far."""
-    id: str
-    api: Api
-    place: int
-    prompt_tokens: int
-    tokens: int
 
 
 class Service:
@@ -168,8 +159,7 @@ class Service:
 
     def requests(self) -> list[Known]:
         """Those that run, then those that wait in their order."""
-        return [Known(answer.turn.request_id, answer.turn.api, answer.place, answer.prompt_tokens,
-                      answer.completion_tokens) for answer in self._answers()]
+        return [answer.known() for answer in self._answers()]
 
     def cancel(self, request_id: str) -> bool:
         """Give a request up; False when there is none of that id. Its client is told."""

@@ -13,7 +13,7 @@ import numpy as np
 
 from ds4mlx.chat.dialects.prompt import Replay
 from ds4mlx.chat.events import (
-    Event, Finish, Progress, Recovered, TextDelta, TokenLogprob, ToolBlockStart, ToolCallEnd, ToolCallStart, Usage,
+    Event, Finish, FinishReason, Progress, Recovered, TextDelta, TokenLogprob, ToolBlockStart, ToolCallEnd, ToolCallStart, Usage,
     gather)
 from ds4mlx.chat.messages import Conversation, Effort, Message, Reasoning, TextPart, ToolCall
 from ds4mlx.chat.stream import AnswerStream
@@ -24,6 +24,7 @@ from ds4mlx.service.constraint import Constraint
 from ds4mlx.service.mailbox import Mailbox
 from ds4mlx.service.metrics import Ended, Metrics, Timings
 from ds4mlx.service.progress import ProgressLog
+from ds4mlx.service.requests import Known, Reused, Stage, reused
 from ds4mlx.service.scheduler import Scheduler, refusal
 from ds4mlx.service.slot import Ending, Start
 from ds4mlx.service.trace import RequestTrace
@@ -102,7 +103,8 @@ class Answer:
         self.source: Source = "none"
         self.cached_tokens = 0
         self.cache_line = ""                  # what was reused, and why no more
-        self._disk_miss = ""
+        self._reused: Reused | None = None
+        self._slot: int | None = None
         self._tool_memory, self._trace, self._metrics = tool_memory, trace, metrics
         self._reached = 0                     # tokens of the prompt that are in the session
         self._sampled: list[tuple[int, bytes | Control]] = []   # behind the reasoning
@@ -168,6 +170,12 @@ class Answer:
         """In the queue: 1 for the next one, 0 once it runs."""
         return self._scheduler.place(self) if self._timings.started is None else 0
 
+    def known(self) -> Known:
+        """What may be told of it now."""
+        if self._timings.started is None:
+            return self._known("waiting" if self.place else "beginning")
+        return self._known("decoding" if self._reached == self.prompt_tokens else "prefilling")
+
     # ---- on the engine thread
 
     def check(self) -> None:
@@ -191,14 +199,15 @@ class Answer:
     def starts(self, start: Start) -> None:
         self._timings.started = time.monotonic()
         self.source, self.cached_tokens, self.prompt_tokens = start.source, start.reused, start.total
-        self.cache_line, self._disk_miss = start.explanation.header(), start.explanation.disk_miss
+        self.cache_line = start.explanation.header()
+        self._reused, self._slot = reused(start.explanation), start.slot
         if self._trace:
             self._trace.starts(start)
         self._progress.begins(start.reused, start.total)
         self.prefilled(start.reused)
 
     def declined(self, start: Start) -> None:
-        self.cache_line = start.explanation.header()
+        self.cache_line, self._reused = start.explanation.header(), reused(start.explanation)
         if self._trace:
             self._trace.starts(start)
 
@@ -256,7 +265,7 @@ class Answer:
         last, end = self._ending(usage) if fault is None else ([], _end_by_fault(fault, usage))
         self._log(end)
         if self._metrics:
-            self._metrics.ended(self._counted(end))
+            self._metrics.ended(self._counted(end), self._known("ended", _how(end)))
         if self._trace:
             self._trace.finishes(end, self._said, self._timings)
         self._mailbox.put([*last, end], last=True)
@@ -346,10 +355,17 @@ class Answer:
     def _counted(self, end: Finish) -> Ended:
         recovered = sum(isinstance(event, Recovered) for event in self._said)
         source = self.source if self._timings.started is not None else None
-        reason = "cancelled" if end.error_code == CANCELLED else end.reason
-        return Ended(self.turn.api, reason, end.usage, self._timings, source,
-                     max(0, self._reached - end.usage.cached_tokens), self.encoded.replays, self._disk_miss,
-                     recovered)
+        return Ended(self.turn.api, _how(end), end.usage, self._timings, source,
+                     max(0, self._reached - end.usage.cached_tokens), self.encoded.replays,
+                     self._reused.disk_miss if self._reused else "", recovered)
+
+    def _known(self, stage: Stage, finish: str = "") -> Known:
+        timings = self._timings
+        return Known(self.turn.request_id, self.turn.api, stage, self.place, self.prompt_tokens, self._reached,
+                     self._completion_tokens, self._slot, self._reused,
+                     round(timings.prefill_tps(self._reached - self.cached_tokens), 1),
+                     round(timings.decode_tps(self._completion_tokens), 1), round(timings.total_s, 3), finish,
+                     time.monotonic())
 
     def _log(self, end: Finish) -> None:
         """Numbers only: neither prompts nor answers belong in a log."""
@@ -387,6 +403,10 @@ class _Samplings:
                 made = replace(made, banned=made.banned | {self._eos}, top_logprobs=max(1, made.top_logprobs))
             self._made[greedy, mask_eos] = made
         return made
+
+
+def _how(end: Finish) -> FinishReason:
+    return "cancelled" if end.error_code == CANCELLED else end.reason
 
 
 def _end_by_fault(fault: Exception, usage: Usage) -> Finish:
