@@ -25,6 +25,13 @@ def test_a_generated_token_s_log_probability_is_the_tap_s(session):
     np.testing.assert_allclose(found, [step.logprob for step in answer.steps], atol=1e-3)  # in a step, and in a chunk
 
 
+def test_the_lens_on_the_last_layer_is_the_model_s_own_answer(session, model):
+    session.read(range(40, 60))
+    taps = session.taps(3, 9)
+    np.testing.assert_allclose(model.lens(taps.layers[model.layers - 1].streams), taps.logits, atol=1e-4)   # the last mix in one pass or two
+    assert np.abs(model.lens(taps.layers[0].streams) - taps.logits).max() > 0.1
+
+
 def test_a_tapped_session_goes_on_as_before(session, model):
     session.read(range(40, 80))
     with model.session() as other:

@@ -31,7 +31,7 @@ def logprobs(model, steering, decoded=False):
 
 
 def shape(model):
-    return model.layers, model._config.hidden_size
+    return model.layers, model.config.hidden_size
 
 
 @pytest.mark.parametrize("steering", [

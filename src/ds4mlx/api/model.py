@@ -5,6 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
+import numpy as np
+
 from ds4mlx.api.rendering import Messages, Rendered, Renderer, Style
 from ds4mlx.api.session import Session
 from ds4mlx.chat.dialects.deepseek_v4_templates import EffortProfile
@@ -45,7 +47,8 @@ class Model:
     def __init__(self, engine: Engine, tokenizer: Tokenizer, settings: Settings, profile: EffortProfile,
                  config: Config) -> None:
         self.engine, self.tokenizer, self.settings = engine, tokenizer, settings
-        self._profile, self._config, self._steering = profile, config, read_steering(settings, config)
+        self.config = config    # sizes, and what kind each layer is of
+        self._profile, self._steering = profile, read_steering(settings, config)
         self._steered: Steering | None = None   # what the engine does now
         self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
 
@@ -55,7 +58,7 @@ class Model:
 
     @property
     def layers(self) -> int:
-        return self._config.num_hidden_layers
+        return self.config.num_hidden_layers
 
     def session(self, context: int | None = None, steering: Steering | None = None) -> Session:
         """An empty conversation of so many tokens at most (`settings.ctx`). Raises DoesNotFit.
@@ -74,6 +77,15 @@ class Model:
             raise UsageError(f"{self.info.backend} cannot be steered; load the model with engine mlx")
         self.engine.steer(steering)
         self._steered = steering
+
+    def lens(self, streams: np.ndarray) -> np.ndarray:
+        """f32 [T, vocab]: the logits that the head makes of residual streams [T, N, D], as taps have them of each layer.
+
+        Of the last layer's they are the model's own. Raises UsageError for an engine that has no taps.
+        """
+        if not isinstance(self.engine, Watcher):
+            raise UsageError(f"{self.info.backend} has no taps; load the model with engine mlx")
+        return self.engine.lens(streams)
 
     def render(self, messages: Messages, tools: Sequence[dict[str, Json]] = (), *, thinking: bool | None = None,
                effort: Effort | None = None) -> Rendered:

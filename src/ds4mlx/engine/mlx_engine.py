@@ -105,6 +105,11 @@ class MLXEngine:
             self.prefill(session, tokens)
         return watch.taps(self._model, tokens, start)
 
+    def lens(self, streams: np.ndarray) -> np.ndarray:
+        """See engine.taps.Watcher."""
+        self._own()
+        return np.array(self._model.logits(mx.array(streams), None))
+
     def steer(self, steering: Steering | None) -> None:
         """All sessions, from their next token on. `info` does not tell of it."""
         self._own()

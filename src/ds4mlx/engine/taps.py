@@ -68,6 +68,10 @@ class Watcher(Protocol):
         """`prefill`, telling of these layers. Sessions that are not watched do not notice."""
         ...
 
+    def lens(self, streams: np.ndarray) -> np.ndarray:
+        """Logits f32 [T, vocab] that the head would make of residual streams [T, N, D], of whatever layer."""
+        ...
+
     def steer(self, steering: Steering | None) -> None:
         """All sessions, from what they compute next on; None: not at all."""
         ...

@@ -105,7 +105,7 @@ class Model(nn.Module):
             streams, update = layer(streams, update, tokens, state)
         return streams, update
 
-    def logits(self, streams: mx.array, update: Update) -> mx.array:
+    def logits(self, streams: mx.array, update: Update | None) -> mx.array:
         """What the layers gave, or rows of it, to logits f32 [T, V]. Ask only for rows that are needed: V is large."""
         x = hyper.leave(streams, update, self.hc_head_fn, self.hc_head_scale, self.hc_head_base, self.norm, self.config)
         return self.head(x)
