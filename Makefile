@@ -2,7 +2,9 @@
 # make test    set everything up in .venv and run the tests
 # make test-clients   the same with Claude Code, Codex, opencode and Pi, from npm (1.5 GB in the user's cache);
 #              with ARGS='-m slow' what they make of a minute without a token
+# make notebooks   run the notebooks again and keep what they show; ARGS='03 05' some of them
 # make soak    set everything up in .venv and ask a server at random for ten minutes, or ARGS='--minutes 60'
+# make docs    set everything up in .venv and render the documentation into build/site
 # Needs Python 3.11 or newer and the network for packages. Written for the make 3.81 of macOS.
 
 MODEL = tiny
@@ -15,7 +17,7 @@ NATIVE = src/ds4mlx/ops/native.cpp src/ds4mlx/ops/native_lanes.h src/ds4mlx/ops/
 	src/ds4mlx/ops/native_rows.h src/ds4mlx/ops/native_hyper.h src/ds4mlx/ops/native_sample.h \
 	src/ds4mlx/quant/search.cpp src/ds4mlx/quant/search_blocks.h
 
-.PHONY: help serve test test-clients soak clean
+.PHONY: help serve test test-clients notebooks soak clean
 
 help:
 	@sed -n -e '/^$$/q' -e 's/^# //p' Makefile
@@ -31,8 +33,14 @@ test-clients: $(VENV)/.ready-to-test
 	$(VENV)/bin/python tests/clients/agents.py
 	sh .ci/loopback-only $(VENV)/bin/python -m pytest tests/clients -m "not slow" -rA $(ARGS)
 
+notebooks: $(VENV)/.ready-to-test
+	$(VENV)/bin/python tests/notebooks/execution.py $(ARGS)
+
 soak: $(VENV)/.ready
 	$(VENV)/bin/python tests/bench/soak.py $(ARGS)
+
+docs: $(VENV)/.ready-to-test
+	$(VENV)/bin/python docs/build.py build/site
 
 clean:
 	rm -rf $(VENV)
