@@ -17,7 +17,7 @@ NATIVE = src/ds4mlx/ops/native.cpp src/ds4mlx/ops/native_lanes.h src/ds4mlx/ops/
 	src/ds4mlx/ops/native_rows.h src/ds4mlx/ops/native_hyper.h src/ds4mlx/ops/native_sample.h \
 	src/ds4mlx/quant/search.cpp src/ds4mlx/quant/search_blocks.h
 
-.PHONY: help serve test test-clients notebooks soak clean
+.PHONY: help serve test test-clients notebooks soak docs clean
 
 help:
 	@sed -n -e '/^$$/q' -e 's/^# //p' Makefile
