@@ -1,5 +1,5 @@
-"""How the products of a few vectors are launched: what their kernels are compiled for, and the shared memory that it
-takes. Without CuPy: both engines launch them alike."""
+"""How kernels of a few tokens are launched: what they are compiled for, how work is shared out, and the shared memory
+that it takes. Without CuPy: both engines launch them alike."""
 from dataclasses import dataclass
 from functools import cache
 from typing import Self
@@ -20,6 +20,13 @@ EXPERT_TOKENS = 4           # at a time, at most
 GATE_UP_ROWS, DOWN_ROWS = 8, 16     # of a team
 CODEBOOK_BYTES = 32 * 1024  # of IQ2_XXS, for each lane its own
 WIDE_END = 128 * 1024       # of a wide one in shared memory: its address ends in 16 zeros
+
+MANY = 1 << 30
+STEP_KEYS = 32, 80          # of a tile of attention
+# Slices of a token's keys, and blocks that share a multiprocessor, where there are at most so many blocks for each of
+# these (clusters do not fit them all) and so many keys: the fastest of those measured with 1 to 16 tokens.
+SLICES = ((8, 1, 0.88, MANY), (4, 1, 0.9, 320), (2, 1, 1, 160), (8, 2, 1.76, MANY), (4, 2, 1.76, MANY),
+          (2, 1, 1, MANY), (2, 2, 2, MANY))
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,3 +136,11 @@ class ExpertForm:
     def grid(self, rows: int, limits: Limits) -> int:
         """Blocks, for matrices of so many rows."""
         return min(-(-rows // self.rows), limits.processors)
+
+
+def attention_slices(blocks: int, tokens: int, keys: int, processors: int) -> tuple[int, int, int]:
+    """Into how many slices a step's tokens of `keys` keys and `blocks` blocks of heads are split, how many blocks share
+    a multiprocessor, and keys of a tile."""
+    slices, together = next((form[:2] for form in SLICES if blocks * tokens * form[0] <= form[2] * processors
+                             and keys <= form[3]), SLICES[-1][:2])
+    return slices, together, next((n for n in STEP_KEYS if n * slices >= keys), STEP_KEYS[-1])

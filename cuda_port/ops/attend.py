@@ -6,17 +6,12 @@ from ctypes import c_longlong
 from ds4mlx.cuda_port import scratch
 from ds4mlx.cuda_port.build import Defines, kernel
 from ds4mlx.cuda_port.device import cupy as cp
+from ds4mlx.cuda_port.forms import attention_slices
 from ds4mlx.cuda_port.launch import clusters, launch, processors
 from ds4mlx.cuda_port.sizes import Sizes
 
 CHUNK_KEYS = 64      # of a tile
-STEP_KEYS = 32, 80
-MANY = 1 << 30
 STEP_HEADS = 16      # of a block; a token's keys are split over 8 blocks or fewer, the most that a cluster can have
-# Slices of a token's keys, and blocks that share a multiprocessor, where there are at most so many blocks for each of
-# these (clusters do not fit them all) and so many keys: the fastest of those measured with 1 to 16 tokens.
-FORMS = ((8, 1, 0.88, MANY), (4, 1, 0.9, 320), (2, 1, 1, 160), (8, 2, 1.76, MANY), (4, 2, 1.76, MANY), (2, 1, 1, MANY),
-         (2, 2, 2, MANY))
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,16 +69,15 @@ def _attend_step(q: "cp.ndarray", table: "cp.ndarray", rows: Rows, positions: "c
     D, clustered = q.shape[1] // H, clusters()
     sums, limits, blocks = None, None, -(-H // STEP_HEADS)
     keys = sizes.window + min(rows.most, picks or rows.most)    # of a token, at most
-    slices, together = next((form[:2] for form in FORMS if blocks * T * form[0] <= form[2] * processors()
-                             and keys <= form[3]), FORMS[-1][:2])
+    slices, together, tile = attention_slices(blocks, T, keys, processors())
     if not clustered:
         sums = scratch.take("attend.sums", (T, H, slices, D))
         limits = scratch.take("attend.limits", (T, H, slices, 2))
-    tile = next((n for n in STEP_KEYS if n * slices >= keys), STEP_KEYS[-1])
     defines = (*defines, *_form(True, STEP_HEADS, tile, 8), ("CLUSTERED", int(clustered)), ("SLICES", slices),
                ("BLOCKS", together))
     middle = max(2 * STEP_HEADS * (D + 8), 16 * STEP_HEADS * (tile + 4))
-    shared = 2 * tile * (D + 8) + middle + 2 * STEP_HEADS * (tile + 8) + 12 * STEP_HEADS + 8 * tile
+    shared = 2 * tile * (D + 8) + middle + 2 * STEP_HEADS * (tile + 8) + 12 * STEP_HEADS + 8 * tile \
+        + 4 * STEP_HEADS * D * (clustered and together == 1)
     launch(kernel("attend", "attend", defines, shared), (blocks, T, slices), (256,),
            (q, table[0], table[1], rows.window, c_longlong(rows.slot_bytes), rows.slots, rows.pool, rows.pages,
             0 if rows.pages is None else rows.pages.shape[1], positions, rows.chosen, picks, sink, eps, o, sums,

@@ -5,7 +5,7 @@ from math import isqrt
 import mlx.core as mx
 import numpy as np
 
-from ds4mlx.ops import native, native_step
+from ds4mlx.ops import attend_cuda, native, native_step
 from ds4mlx.ops.dispatch import exact, pick
 from ds4mlx.ops.kernel import Input, kernel
 from ds4mlx.ops.kv_round import fp8_unpack, pack_bytes
@@ -42,7 +42,9 @@ def attention(q: mx.array, cos: mx.array, sin: mx.array, window: mx.array, start
         _check_row(keys, D, R, "attention")
     if chosen is not None and (rows is None or chosen.shape[0] != T):
         raise ValueError(f"attention: choice {chosen.shape} for {T} tokens, of {0 if rows is None else len(rows)} rows")
-    return pick(reference, metal=metal, native=cpu)(q, cos, sin, window, start, rows, chosen, ratio, sink, width, eps)
+    cuda = attend_cuda.chunk if attend_cuda.fits(D, R) else None
+    run = pick(reference, metal=metal, cuda=cuda, native=cpu)
+    return run(q, cos, sin, window, start, rows, chosen, ratio, sink, width, eps)
 
 
 def attention_step(q: mx.array, cos: mx.array, sin: mx.array, windows: mx.array, positions: mx.array,
@@ -69,7 +71,8 @@ def attention_step(q: mx.array, cos: mx.array, sin: mx.array, windows: mx.array,
         raise ValueError(f"attention_step: choice {chosen.shape} for {B} sequences, {'with' if rows else 'no'} rows")
     if rows is None or not ratio or not most:
         rows, most, chosen = None, 0, None
-    run = pick(step_reference, metal=step_metal, native=step_cpu)
+    cuda = attend_cuda.step if attend_cuda.fits(D, R) else None
+    run = pick(step_reference, metal=step_metal, cuda=cuda, native=step_cpu)
     return run(q, cos, sin, windows, positions, rows, most, chosen, ratio, sink, eps)
 
 

@@ -1,11 +1,13 @@
 """y = x W^T over matrices kept in their GGUF blocks: one, or several that share their input."""
 from collections.abc import Sequence
+from functools import cache
 
 import mlx.core as mx
 
+from ds4mlx.cuda_port.forms import BLOCK, TILE_ROWS as CUDA_ROWS, DenseForm
 from ds4mlx.gguf.blocks import BLOCK_TYPES
-from ds4mlx.ops import native
-from ds4mlx.ops.dequantize import dequantize
+from ds4mlx.ops import cuda_kernel, native
+from ds4mlx.ops.dequantize import decoded
 from ds4mlx.ops.dispatch import exact, pick
 from ds4mlx.ops.kernel import Size, Template, kernel
 from ds4mlx.ops.weights import Blocks
@@ -16,6 +18,8 @@ DECODE_ROWS = 4          # of a matrix, for each set of simdgroups in decode
 SIMDGROUPS = 4           # of a threadgroup
 TILE_ROWS = 64           # of a matrix, for a threadgroup in prefill
 MATRICES = 8             # at most, in one launch
+CUDA_THREADS = 512
+CUDA_TOKENS = 16         # up to here CUDA multiplies blocks as they are; more tokens by whole matrices in float32
 KERNEL_KINDS = {"F32", "F16", "BF16", "Q8_0", "Q2_K", "Q4_K", "IQ2_XXS", "MXFP4"}  # those of blocks.h
 
 
@@ -29,23 +33,23 @@ def dense_matmul(x: mx.array, w: Blocks, groups: int = 1) -> mx.array:
     n, k = w.shape[0], x.shape[-1]
     if groups > 1 and (n % groups or x.shape[-2] != groups):
         raise ValueError(f"dense_matmul: {n} rows in {groups} groups over x {x.shape}")
-    y = pick(reference, metal=metal, native=cpu)(x.reshape(-1, groups, k), w)
+    y = pick(reference, metal=metal, cuda=cuda, native=cpu)(x.reshape(-1, groups, k), w)
     return y.reshape(*x.shape[:-1], n // groups)
 
 
 def dense_matmuls(x: mx.array, ws: Sequence[Blocks]) -> list[mx.array]:
-    """[x W^T for each W], in float32; on Metal in one launch.
+    """[x W^T for each W], in float32; on Metal in one launch, on CUDA too for a few tokens.
 
     x [T, K] float; ws of [N_i, row bytes], of any kinds. Returns [T, N_i] f32 each.
     """
-    return pick(reference_each, metal=metal_each)(x, ws)
+    return pick(reference_each, metal=metal_each, cuda=cuda_each)(x, ws)
 
 
 def reference(x: mx.array, w: Blocks) -> mx.array:
     """x [T, G, K], w of [N, row bytes]. Returns [T, N]."""
     size = w.shape[0] // x.shape[1]
-    return mx.concatenate([_product(x[:, g], Blocks(w.raw[g * size:(g + 1) * size], w.kind))
-                           for g in range(x.shape[1])], axis=-1)
+    parts = [_product(x[:, g], Blocks(w.raw[g * size:(g + 1) * size], w.kind, w.arranged)) for g in range(x.shape[1])]
+    return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=-1)
 
 
 def reference_each(x: mx.array, ws: Sequence[Blocks]) -> list[mx.array]:
@@ -62,6 +66,56 @@ def metal(x: mx.array, w: Blocks) -> mx.array:
 
 def metal_each(x: mx.array, ws: Sequence[Blocks]) -> list[mx.array]:
     return _launch(x[:, None], ws) if _fits(x, ws) else reference_each(x, ws)
+
+
+def cuda(x: mx.array, w: Blocks) -> mx.array:
+    return _cuda_products(x, [w])[0]
+
+
+def cuda_each(x: mx.array, ws: Sequence[Blocks]) -> list[mx.array]:
+    return _cuda_products(x[:, None], ws)
+
+
+def _cuda_products(x: mx.array, ws: Sequence[Blocks]) -> list[mx.array]:
+    """[T, N_i] for each matrix: those that there is a kernel for in launches of MATRICES, the rest by the reference."""
+    T, G, K = x.shape
+    few = 0 < T <= CUDA_TOKENS and K % BLOCK == 0
+    fast = [few and (w.kind == "F16" or w.arranged) and w.shape[0] // G % CUDA_ROWS == 0 for w in ws]
+    whole, done = x.astype(mx.float32).reshape(T, G * K), []
+    ready = [w for w, is_fast in zip(ws, fast, strict=True) if is_fast]
+    for start in range(0, len(ready), MATRICES):
+        done += _cuda_launch(whole, ready[start:start + MATRICES], G)
+    fast_ones = iter(done)
+    return [next(fast_ones) if is_fast else reference(x, w) for w, is_fast in zip(ws, fast, strict=True)]
+
+
+def _cuda_launch(x: mx.array, ws: Sequence[Blocks], groups: int) -> list[mx.array]:
+    """x [T, G K] in as many parts as shared memory wants; [T, N_i] for each matrix."""
+    kinds, limits, K = frozenset(w.kind for w in ws), cuda_kernel.limits(), x.shape[1] // groups
+    most = DenseForm.of(K, x.shape[0], kinds, limits).vectors
+    parts = []
+    for start in range(0, x.shape[0], most):
+        some = x[start:start + most]
+        form, rows = DenseForm.of(K, some.shape[0], kinds, limits), tuple(w.shape[0] // groups for w in ws)
+        numbers = range(len(ws))
+        call = _job(tuple((BLOCK_TYPES[w.kind].type_id, n) for w, n in zip(ws, rows, strict=True)), groups)
+        launch = cuda_kernel.kernel("dense_matmul", call, ("x", *(f"w{i}" for i in numbers)),
+                                    tuple(f"y{i}" for i in numbers), form.defines, CUDA_THREADS,
+                                    2 if form.vectors <= 8 else 1, form.shared_bytes)
+        parts.append(launch([some, *(w.raw for w in ws)], [((some.shape[0], w.shape[0]), mx.float32) for w in ws],
+                            form.grid(sum(rows) // CUDA_ROWS, groups, limits)))
+    return parts[0] if len(parts) == 1 else [mx.concatenate(ys) for ys in zip(*parts, strict=True)]
+
+
+@cache
+def _job(matrices: tuple[tuple[int, int], ...], groups: int) -> str:
+    """The call of dense_matmul.cu's `decode` for matrices of these types and rows of a group."""
+    lines, end = [f"Job job = {{}}; job.count = {len(matrices)}; job.tokens = x_shape[0]; job.groups = {groups};"], 0
+    for i, (kind, rows) in enumerate(matrices):
+        end += rows // CUDA_ROWS
+        lines.append(f"job.weights[{i}] = w{i}; job.out[{i}] = y{i}; job.kinds[{i}] = {kind}; job.rows[{i}] = {rows}; "
+                     f"job.ends[{i}] = {end};")
+    return "\n".join([*lines, "::decode(x, job);"])
 
 
 def _fits(x: mx.array, ws: Sequence[Blocks]) -> bool:
@@ -105,9 +159,9 @@ def _product(x: mx.array, w: Blocks) -> mx.array:
     x = x.astype(mx.float32)
     rows = max(1, SLAB_WEIGHTS // x.shape[-1])
     if w.shape[0] <= rows:
-        return x @ dequantize(mx.array(w.raw), w.kind).T
+        return x @ decoded(w).T
     parts = []
     for start in range(0, w.shape[0], rows):
-        parts.append(x @ dequantize(mx.array(w.raw[start:start + rows]), w.kind).T)
+        parts.append(x @ decoded(w, slice(start, start + rows)).T)
         mx.eval(parts[-1])  # or all decoded slabs would be alive at once
     return mx.concatenate(parts, axis=-1)

@@ -1,13 +1,16 @@
-"""GGUF blocks to float32: w = dequantize(blocks)."""
+"""GGUF blocks to float32: w = dequantize(blocks). And blocks into the order that CUDA kernels read."""
 from functools import cache
 
 import mlx.core as mx
 import numpy as np
 
+from ds4mlx.cuda_port.forms import can_be_arranged
 from ds4mlx.gguf.blocks import BLOCK_TYPES
 from ds4mlx.gguf.dequant import E2M1, IQ2_GRID, IQ2_SIGNS
+from ds4mlx.ops import cuda_kernel
 from ds4mlx.ops.dispatch import pick
 from ds4mlx.ops.kernel import kernel
+from ds4mlx.ops.weights import Blocks
 
 THREADS = 64
 
@@ -21,11 +24,57 @@ def dequantize(blocks: mx.array, kind: str) -> mx.array:
     if kind not in _DECODERS:
         raise ValueError(f"dequantize: no decoder for {kind}, have {', '.join(_DECODERS)}")
     assert blocks.shape[-1] % BLOCK_TYPES[kind].bytes == 0, (kind, blocks.shape)
-    return pick(reference, metal=metal)(blocks, kind)
+    return pick(reference, metal=metal, cuda=cuda)(blocks, kind)
+
+
+def decoded(w: Blocks, rows: slice = slice(None)) -> mx.array:
+    """`dequantize` of some rows of a matrix, in whatever order it keeps them."""
+    raw = mx.array(w.raw[rows])
+    return cuda(raw, w.kind, arranged=True) if w.arranged else dequantize(raw, w.kind)
+
+
+def arrange(w: Blocks) -> Blocks:
+    """The same weights, each row with its codes before its scales, where the device has kernels that read such rows.
+
+    w of a matrix [N, row bytes] or a stack of them [E, N, row bytes]; as it is where there is nothing to gain.
+    """
+    return pick(_as_it_is, cuda=arrange_cuda)(w)
+
+
+def _as_it_is(w: Blocks) -> Blocks:
+    return w
+
+
+def arrange_cuda(w: Blocks) -> Blocks:
+    layout, (*some, size) = BLOCK_TYPES[w.kind], w.shape
+    width = size // layout.bytes * layout.weights
+    if w.arranged or not can_be_arranged(w.kind, (*some, width)):
+        return w
+    rows = mx.array(w.raw).reshape(-1, size)
+    call = "::arrange(raw, arranged, (size_t)raw_shape[0] * raw_shape[1]);"
+    (raw,) = cuda_kernel.kernel("dequantize", call, ("raw",), ("arranged",), _macros(w.kind, width, False), 512)(
+        [rows], [(rows.shape, mx.uint8)], (8 * cuda_kernel.limits().processors,))
+    return Blocks(raw.reshape(w.shape), w.kind, arranged=True)
 
 
 def reference(blocks: mx.array, kind: str) -> mx.array:
     return _DECODERS[kind](blocks)
+
+
+def cuda(blocks: mx.array, kind: str, arranged: bool = False) -> mx.array:
+    layout = BLOCK_TYPES[kind]
+    K, rows = blocks.shape[-1] // layout.bytes * layout.weights, blocks.reshape(-1, blocks.shape[-1])
+    if not rows.size or kind == "F32":
+        return reference(blocks, kind)
+    call = "::dequantize(raw, y, (size_t)raw_shape[0] * ((WIDTH + 7) / 8));"
+    blocks_of_threads = min(-(-rows.shape[0] * -(-K // 8) // 256), 32 * cuda_kernel.limits().processors)
+    (y,) = cuda_kernel.kernel("dequantize", call, ("raw",), ("y",), _macros(kind, K, arranged))(
+        [rows], [((*blocks.shape[:-1], K), mx.float32)], (blocks_of_threads,))
+    return y
+
+
+def _macros(kind: str, width: int, arranged: bool) -> tuple[tuple[str, int | str], ...]:
+    return ("KIND", BLOCK_TYPES[kind].type_id), ("WIDTH", width), ("OUT", "float"), ("ARRANGED", int(arranged))
 
 
 def metal(blocks: mx.array, kind: str) -> mx.array:

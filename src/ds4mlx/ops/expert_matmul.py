@@ -7,7 +7,7 @@ import mlx.core as mx
 import numpy as np
 
 from ds4mlx.gguf.blocks import BLOCK_TYPES
-from ds4mlx.ops import native
+from ds4mlx.ops import expert_cuda, native
 from ds4mlx.ops.dense_matmul import dense_matmul
 from ds4mlx.ops.dequantize import dequantize
 from ds4mlx.ops.dispatch import exact, pick
@@ -44,7 +44,9 @@ def expert_gate_up(x: mx.array, selected: mx.array, weight: mx.array, gate: Bloc
     if shared:
         _same("expert_gate_up, shared", *shared)
     metal = gate_up_metal if _has_kernels(selected, gate, x.shape[1]) else None
-    return pick(gate_up_reference, metal=metal, native=gate_up_cpu)(x, selected, weight, gate, up, limit, shared)
+    cuda = expert_cuda.gate_up if expert_cuda.fits(selected, gate, up, *(shared or ())) else None
+    run = pick(gate_up_reference, metal=metal, cuda=cuda, native=gate_up_cpu)
+    return run(x, selected, weight, gate, up, limit, shared)
 
 
 def expert_down(mid: mx.array, selected: mx.array, down: Blocks, shared: Blocks | None = None) -> mx.array:
@@ -58,7 +60,8 @@ def expert_down(mid: mx.array, selected: mx.array, down: Blocks, shared: Blocks 
         raise ValueError(f"expert_down: mid {mid.shape} for {slots} slots, selected {selected.shape}, shared: "
                          f"{shared is not None}")
     metal = down_metal if _has_kernels(selected, down, mid.shape[2]) else None
-    return pick(down_reference, metal=metal, native=down_cpu)(mid, selected, down, shared)
+    cuda = expert_cuda.down if expert_cuda.fits(selected, down, *filter(None, [shared])) else None
+    return pick(down_reference, metal=metal, cuda=cuda, native=down_cpu)(mid, selected, down, shared)
 
 
 def _has_kernels(selected: mx.array, stack: Blocks, width: int) -> bool:

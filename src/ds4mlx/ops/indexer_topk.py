@@ -5,7 +5,7 @@ of 32 channels each). Both of one call are held the same way, and the dtype tell
 """
 import mlx.core as mx
 
-from ds4mlx.ops import kv_round, native, native_step
+from ds4mlx.ops import indexer_cuda, kv_round, native, native_step
 from ds4mlx.ops.dispatch import exact, pick
 from ds4mlx.ops.kernel import Input, kernel
 from ds4mlx.ops.paged import Paged
@@ -21,37 +21,54 @@ TILE_BYTES = 20_000   # that they may take there, beside the products of 8 heads
 def index_queries(q: mx.array, cos: mx.array, sin: mx.array, packed: bool) -> mx.array:
     """q rotated on its last 2P channels; if `packed`, then Hadamard transformed and rounded to FP4, as rows are.
 
-    q [T, H, W] f32, W a power of two of at least 32; cos, sin [T, P] f32, one row a token. Returns [T, H, W] f32 or
-    [T, H, W/2 + W/32] u8. Raises ValueError when W < 2P or the tokens differ.
+    q [T, H, W] f32, W a power of two of at least 32; cos, sin [T, P] f32, one row a token. Returns [T, H, W] f32, or
+    if packed [T, H, W/2 + W/32] u8; on CUDA [T, H, W] f16 then, the same numbers, which halves hold without loss.
+    Raises ValueError when W < 2P or the tokens differ.
     """
     if q.shape[0] != cos.shape[0] or q.shape[-1] < 2 * cos.shape[-1]:
         raise ValueError(f"index_queries: q {q.shape} with tables {cos.shape}")
-    return pick(queries_reference, metal=queries_metal, native=queries_cpu)(q, cos, sin, packed)
+    cuda = indexer_cuda.queries if indexer_cuda.fits(*q.shape[1:], cos.shape[1]) else None
+    return pick(queries_reference, metal=queries_metal, cuda=cuda, native=queries_cpu)(q, cos, sin, packed)
 
 
-def index_scores(q: mx.array, weight: mx.array, rows: mx.array, scale: float = 1.0) -> mx.array:
+def index_scores(q: mx.array, weight: mx.array, rows: mx.array, scale: float = 1.0,
+                 positions: mx.array | None = None) -> mx.array:
     """score[t, c] = scale * sum_h weight[t, h] relu(q[t, h] . rows[c]).
 
     q [T, H, W] and rows [C, W], both f32 or both packed; weight [T, H], may be negative. Returns [T, C] f32; callers
-    bound T * C. Raises ValueError when q and rows are not held alike.
+    bound T * C. With positions i32 [T], consecutive ones of tokens that see a row for every four tokens, entries may be
+    anything where a token does not see the row. Raises ValueError when q and rows are not held alike.
     """
-    if q.shape[-1] != rows.shape[-1] or q.dtype != rows.dtype:
+    if not _alike(q, rows):
         raise ValueError(f"index_scores: queries {q.shape} {q.dtype}, rows {rows.shape} {rows.dtype}")
-    return pick(scores_reference, metal=scores_metal, native=scores_cpu)(q, weight, rows, scale)
+    cuda = indexer_cuda.scores if q.dtype == mx.float16 and positions is not None else None
+    run = pick(scores_reference, metal=scores_metal, cuda=cuda, native=scores_cpu)
+    return run(q, weight, rows, scale, positions)
 
 
-def index_scores_step(q: mx.array, weight: mx.array, rows: Paged, most: int, scale: float = 1.0) -> mx.array:
+def index_scores_step(q: mx.array, weight: mx.array, rows: Paged, most: int, scale: float = 1.0,
+                      positions: mx.array | None = None) -> mx.array:
     """`index_scores` of one query of each of B sequences, of the first `most` rows of its own.
 
     q [B, H, W] and the pool's rows [.., W], both f32 or both packed; weight [B, H]. Returns [B, most] f32, anything for
-    rows that a sequence does not hold. Raises ValueError when q and rows do not fit.
+    rows that a sequence does not hold, or does not see by positions i32 [B] as above. Raises ValueError when q and rows
+    do not fit.
     """
-    if q.shape[-1] != rows.rows.shape[-1] or q.dtype != rows.rows.dtype:
+    if not _alike(q, rows.rows):
         raise ValueError(f"index_scores_step: queries {q.shape} {q.dtype}, rows {rows.rows.shape} {rows.rows.dtype}")
     if rows.pages.shape[0] != q.shape[0] or not 0 < most <= rows.most:
         raise ValueError(f"index_scores_step: {most} rows of {q.shape[0]} sequences, page tables {rows.pages.shape} of "
                          f"{rows.page_rows} rows a page")
-    return pick(scores_step_reference, metal=scores_step_metal, native=scores_step_cpu)(q, weight, rows, most, scale)
+    cuda = indexer_cuda.scores_step if q.dtype == mx.float16 and positions is not None else None
+    run = pick(scores_step_reference, metal=scores_step_metal, cuda=cuda, native=scores_step_cpu)
+    return run(q, weight, rows, most, scale, positions)
+
+
+def _alike(q: mx.array, rows: mx.array) -> bool:
+    """Halves are packed queries, unpacked."""
+    if q.dtype == mx.float16:
+        return rows.dtype == mx.uint8 and kv_round.pack_bytes(q.shape[-1], 0, "fp4") == rows.shape[-1]
+    return q.shape[-1] == rows.shape[-1] and q.dtype == rows.dtype
 
 
 def select_rows(scores: mx.array, positions: mx.array, ratio: int, k: int) -> mx.array:
@@ -64,7 +81,8 @@ def select_rows(scores: mx.array, positions: mx.array, ratio: int, k: int) -> mx
     if not 0 < k <= scores.shape[-1] or positions.shape != scores.shape[:1]:
         raise ValueError(f"select_rows: {k} of {scores.shape[-1]} rows, scores {scores.shape} at positions "
                          f"{positions.shape}")
-    return pick(select_reference, metal=select_metal)(scores, positions, ratio, k)
+    cuda = indexer_cuda.select if ratio == 4 else None
+    return pick(select_reference, metal=select_metal, cuda=cuda)(scores, positions, ratio, k)
 
 
 def queries_reference(q, cos, sin, packed):
@@ -80,14 +98,14 @@ def queries_cpu(q, cos, sin, packed):
     return mx.array(native_step.make_rows(q.reshape(T * H, W), form, None, 0.0, cos, sin)).reshape(T, H, -1)
 
 
-def scores_cpu(q, weight, rows, scale):
-    return scores_reference(q, weight, rows, scale, native.product)
+def scores_cpu(q, weight, rows, scale, positions):
+    return scores_reference(q, weight, rows, scale, positions, native.product)
 
 
-def scores_reference(q, weight, rows, scale, product=mx.matmul):
+def scores_reference(q, weight, rows, scale, positions, product=mx.matmul):
     if rows.dtype == mx.uint8:
         width = rows.shape[-1] * 32 // 17                                      # a half byte each, a byte for 32
-        q, rows = kv_round.fp4_unpack(q, width), kv_round.fp4_unpack(rows, width)
+        q, rows = _unpacked(q, width), kv_round.fp4_unpack(rows, width)
     T, H, W = q.shape
     at_once = max(1, DOTS // (H * rows.shape[0]))                               # dots are H times as many as scores
     parts = []
@@ -99,17 +117,21 @@ def scores_reference(q, weight, rows, scale, product=mx.matmul):
     return (parts[0] if len(parts) == 1 else mx.concatenate(parts)) * scale
 
 
-def scores_step_cpu(q, weight, rows, most, scale):
+def _unpacked(q: mx.array, width: int) -> mx.array:
+    return kv_round.fp4_unpack(q, width) if q.dtype == mx.uint8 else q.astype(mx.float32)
+
+
+def scores_step_cpu(q, weight, rows, most, scale, positions):
     packing = "fp4" if q.dtype == mx.uint8 else None
     form = native_step.Rows(q.shape[-1] * 32 // 17 if packing else q.shape[-1], 0, packing)
     if form.fits() and weight.shape[1] <= native_step.MOST_HEADS:
         return native_step.scores(q, weight, rows, most, scale, form)
-    return scores_step_reference(q, weight, rows, most, scale, native.product)
+    return scores_step_reference(q, weight, rows, most, scale, positions, native.product)
 
 
-def scores_step_reference(q, weight, rows, most, scale, product=mx.matmul):
+def scores_step_reference(q, weight, rows, most, scale, positions, product=mx.matmul):
     width = q.shape[-1] * 32 // 17 if q.dtype == mx.uint8 else q.shape[-1]
-    q = kv_round.fp4_unpack(q, width) if q.dtype == mx.uint8 else q
+    q = _unpacked(q, width)
     B, H = weight.shape
     at_once = max(1, DOTS // (B * max(H, width)))                               # of each sequence's rows
     parts = []
@@ -142,18 +164,18 @@ def queries_metal(q, cos, sin, packed):
     return turned[:T * H].reshape(T, H, width)
 
 
-def scores_metal(q, weight, rows, scale):
+def scores_metal(q, weight, rows, scale, positions):
     (T, H, _), C = q.shape, rows.shape[0]
     if T * C == 0 or not _has_kernel(rows):
-        return scores_reference(q, weight, rows, scale)
+        return scores_reference(q, weight, rows, scale, positions)
     queries = T if T <= 8 else QUERIES
     return _launch_scores({"q": q, "weight": weight, "rows": rows, "scale": float(scale), "tokens": T, "count": C,
                            "queries": queries})
 
 
-def scores_step_metal(q, weight, rows, most, scale):
+def scores_step_metal(q, weight, rows, most, scale, positions):
     if not _has_kernel(rows.rows) or rows.page_rows % TILE:
-        return scores_step_reference(q, weight, rows, most, scale)
+        return scores_step_reference(q, weight, rows, most, scale, positions)
     return _launch_scores({"q": q, "weight": weight, "rows": rows.rows, "scale": float(scale), "tokens": q.shape[0],
                            "count": most, "queries": 1, "pages": rows.pages, "held": rows.pages.shape[1],
                            "page_rows": rows.page_rows})

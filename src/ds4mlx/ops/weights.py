@@ -10,12 +10,13 @@ class Blocks:
 
     `raw` is a device array, or a view of the mapped file for stacks of which a chunk touches little (experts,
     embedding rows) where the device cannot adopt the mapping: then only what `take` selects is ever copied.
+    `arranged`: a row has its codes before its scales, as `arrange` leaves it; CUDA kernels alone read such rows.
     """
 
-    __slots__ = ("raw", "kind")
+    __slots__ = ("raw", "kind", "arranged")
 
-    def __init__(self, raw: Raw, kind: str) -> None:
-        self.raw, self.kind = raw, kind
+    def __init__(self, raw: Raw, kind: str, arranged: bool = False) -> None:
+        self.raw, self.kind, self.arranged = raw, kind, arranged
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -33,13 +33,14 @@ class Indexer(nn.Module):
         q = ops.index_queries(q.reshape(tokens.size, self.heads, self.width), *tokens.tables(True), self.packed)
         scale, count = (self.width * self.heads) ** -0.5, tokens.most(4)
         if isinstance(tokens, Batch):
-            scores = ops.index_scores_step(q, weight, tokens.paged(state.pool), count, scale)
+            scores = ops.index_scores_step(q, weight, tokens.paged(state.pool), count, scale, tokens.at)
             return ops.select_rows(scores, tokens.at, 4, self.k)
         at_once, rows, parts = max(1, SCORE_FLOATS // count), state.rows.view(0, count), []
         for t in range(0, tokens.size, at_once):
-            scores = ops.index_scores(q[t:t + at_once], weight[t:t + at_once], rows, scale)
-            positions = np.arange(tokens.start + t, tokens.start + t + scores.shape[0], dtype=np.int32)
-            parts.append(ops.select_rows(scores, mx.array(positions), 4, self.k))
+            first, end = tokens.start + t, tokens.start + min(t + at_once, tokens.size)
+            positions = mx.array(np.arange(first, end, dtype=np.int32))
+            scores = ops.index_scores(q[t:t + at_once], weight[t:t + at_once], rows, scale, positions)
+            parts.append(ops.select_rows(scores, positions, 4, self.k))
             if at_once < tokens.size:
                 mx.eval(parts[-1])  # or the scores of several parts would be alive at once
         return parts[0] if len(parts) == 1 else mx.concatenate(parts)

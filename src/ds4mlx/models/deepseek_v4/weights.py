@@ -12,7 +12,7 @@ from ds4mlx.models.deepseek_v4.config import Config
 from ds4mlx.models.deepseek_v4.graph import Model
 from ds4mlx.models.deepseek_v4.layers import Linear
 from ds4mlx.models.deepseek_v4.state import Rounding
-from ds4mlx.ops import Blocks, device
+from ds4mlx.ops import Blocks, arrange, device
 
 # Stacks of which a chunk touches little: on the CPU they stay in the mapped file.
 SPARSE = ("embed", "experts_w1", "experts_w2", "experts_w3")
@@ -35,7 +35,7 @@ def load(file: GGUF, config: Config, kv_round: Rounding = "official") -> Model:
             continue
         key = (info.offset, info.kind, info.shape)
         if key not in loaded:
-            loaded[key] = Blocks(_raw(file, name, sparse=leaf in SPARSE), info.kind)
+            loaded[key] = _as_read(Blocks(_raw(file, name, sparse=leaf in SPARSE), info.kind), leaf)
         if leaf in SPARSE:
             setattr(owner, leaf, loaded[key])
         else:
@@ -58,6 +58,16 @@ def _raw(file: GGUF, name: str, sparse: bool) -> mx.array | np.ndarray:
     if device() == "metal":
         return _adopt(raw, file.map)
     return raw if sparse and device() == "cpu" else mx.array(raw)
+
+
+def _as_read(w: Blocks, leaf: str) -> Blocks:
+    """In the order in which the device multiplies it. Of the embedding rows are taken, and hyper-connections mix."""
+    if leaf == "embed" or leaf.startswith("hc_"):
+        return w
+    ready = arrange(w)
+    if ready is not w:
+        mx.eval(ready.raw)      # or both orders of every matrix would be alive at once
+    return ready
 
 
 def _adopt(raw: np.ndarray, mapping: mmap.mmap) -> mx.array:

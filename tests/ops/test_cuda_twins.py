@@ -1,0 +1,119 @@
+"""The CUDA kernels that MLX launches: what is launched fits what was compiled, and compiles, without a card."""
+import re
+import shutil
+import subprocess
+
+import mlx.core as mx
+import pytest
+
+from ds4mlx import ops
+from ds4mlx.gguf.blocks import row_bytes
+from ds4mlx.ops import cuda_kernel
+
+TYPES = {mx.float32: "float", mx.float16: "__half", mx.int32: "int", mx.uint8: "unsigned char"}
+SHAPE = "struct Shape { int n[10]; __device__ int operator[](int i) const { return n[i]; } };\n"   # as MLX's header
+T1, T40, S = 1, 40, 6
+
+
+def zeros(*shape, dtype=mx.float32):
+    return mx.zeros(shape, dtype)
+
+
+def blocks(kind, *shape):
+    return ops.arrange(ops.Blocks(zeros(*shape[:-1], row_bytes(kind, shape[-1]), dtype=mx.uint8), kind))
+
+
+def tables(tokens):
+    return zeros(tokens, 32), zeros(tokens, 32)
+
+
+def dense(tokens):
+    ops.dense_matmuls(zeros(tokens, 4096), [blocks("Q8_0", 512, 4096), blocks("F16", 256, 4096)])
+    ops.dense_matmul(zeros(tokens, 8, 512), blocks("Q8_0", 256, 512), groups=8)
+
+
+def experts(kind, tokens):
+    outer, inner = blocks(kind, 2, 256, 4096), blocks(kind, 2, 256, 2048)
+    shared, selected = blocks("Q8_0", 256, 4096), zeros(tokens, S, dtype=mx.int32)
+    ops.expert_gate_up(zeros(tokens, 4096), selected, zeros(tokens, S), outer, outer, 10.0, (shared, shared))
+    ops.expert_down(zeros(tokens, S + 1, 2048), selected, inner, blocks("Q8_0", 256, 2048))
+
+
+def attention(tokens, chosen):
+    picks = zeros(tokens, 512, dtype=mx.int32) if chosen else None
+    rows = zeros(1300, 584, dtype=mx.uint8)
+    ops.attention(zeros(tokens, 64 * 512), *tables(tokens), zeros(127 + tokens, 584, dtype=mx.uint8), 5000, rows, picks,
+                  4, zeros(64), 128, 1e-6)
+
+
+def attention_step(sequences, chosen):
+    picks = zeros(sequences, 512, dtype=mx.int32) if chosen else None
+    pool = ops.Paged(zeros(2048, 584, dtype=mx.uint8), zeros(sequences, 3, dtype=mx.int32), 512)
+    ops.attention_step(zeros(sequences, 64 * 512), *tables(sequences), zeros(sequences, 128, 584, dtype=mx.uint8),
+                       zeros(sequences, dtype=mx.int32) + 5000, pool, 1250, picks, 4, zeros(64), 1e-6)
+
+
+def indexer(tokens):
+    q, weight = ops.index_queries(zeros(tokens, 64, 128), *tables(tokens), True), zeros(tokens, 64)
+    positions, pages = mx.arange(5000, 5000 + tokens, dtype=mx.int32), zeros(tokens, 3, dtype=mx.int32)
+    ops.index_scores_step(q, weight, ops.Paged(zeros(2048, 68, dtype=mx.uint8), pages, 512), 1250, 1.0, positions)
+    ops.select_rows(ops.index_scores(q, weight, zeros(1300, 68, dtype=mx.uint8), 1.0, positions), positions, 4, 512)
+
+
+CASES = {"dense, a token": lambda: dense(T1), "dense, 16": lambda: dense(16), "dense, 40": lambda: dense(T40),
+         **{f"experts, {kind}, {tokens}": lambda kind=kind, tokens=tokens: experts(kind, tokens)
+            for kind in ("IQ2_XXS", "Q2_K", "Q4_K", "MXFP4") for tokens in (T1, T40)},
+         **{f"attention, chosen {chosen}": lambda chosen=chosen: attention(T40, chosen) for chosen in (False, True)},
+         **{f"a step's attention, chosen {chosen}": lambda chosen=chosen: attention_step(2, chosen)
+            for chosen in (False, True)},
+         "indexer, a token": lambda: indexer(T1), "indexer, 40": lambda: indexer(T40)}
+QUICK = "dense, a token", "experts, IQ2_XXS, 1", "indexer, 40"
+
+
+def launches(case):
+    """Of a case: kernel, inputs, outputs, blocks and threads."""
+    seen = []
+    with ops.only("cuda"), cuda_kernel.observe(lambda *launch: seen.append(launch)):
+        CASES[case]()
+    return seen
+
+
+def expanded(kernel, inputs, outputs):
+    """What MLX writes around a body."""
+    parameters = []
+    for name, array in zip(kernel.inputs, inputs, strict=True):
+        parameters.append(f"const {TYPES[array.dtype]}* {name}")
+        if re.search(rf"\b{name}_shape\b", kernel.body):
+            parameters.append(f"const __grid_constant__ Shape {name}_shape")
+    parameters += [f"{TYPES[dtype]}* {name}" for name, (_, dtype) in zip(kernel.outputs, outputs, strict=True)]
+    return (f"{SHAPE}{kernel.header}namespace mlx::core::cu {{\n__global__ void {kernel.name}({', '.join(parameters)})"
+            f"{{\n{kernel.body}\n}}\n}}\n")
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_launched_has_room_and_names_its_buffers(case):
+    limits = cuda_kernel.limits()
+    for kernel, inputs, _, groups, threads in launches(case):
+        assert kernel.shared_bytes <= limits.of_block_bytes and threads[0] <= 1024 and min(groups) > 0
+        words = set(re.findall(r"\w+", kernel.body))
+        assert set(kernel.outputs) <= words and len(inputs) == len(kernel.inputs)
+        assert all(input_.ndim > 0 for input_ in inputs)   # a number would be read over the bus
+
+
+@pytest.mark.parametrize("case", [case if case in QUICK else pytest.param(case, marks=pytest.mark.slow)
+                                  for case in CASES])
+def test_what_is_launched_compiles(case, tmp_path):
+    if not shutil.which("nvcc"):
+        pytest.skip("no nvcc here")
+    texts = {kernel.name: expanded(kernel, inputs, outputs) for kernel, inputs, outputs, *_ in launches(case)}
+    for name, text in texts.items():
+        file = tmp_path / f"{name}.cu"
+        file.write_text(text, "utf-8")
+        result = subprocess.run(["nvcc", "-std=c++17", "-arch=sm_90", "-cubin", "-o", "/dev/null", file],
+                                capture_output=True, text=True)
+        assert result.returncode == 0, result.stderr[:2000]
+
+
+def test_another_text_has_another_name():
+    first, second = (cuda_kernel.kernel("route", "::scored();", ("x",), ("y",), (("E", n),)) for n in (8, 16))
+    assert first.name != second.name
