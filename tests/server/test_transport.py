@@ -234,7 +234,7 @@ def test_a_connection_that_its_client_closed_is_closed_here(serve):
     server = serve()
     host, port = server.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=10) as connection:
-        connection.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        connection.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nAccept: application/json\r\n\r\n")
         read_until(connection, b'"ds4mlx"')
         connection.shutdown(socket.SHUT_WR)
         assert connection.recv(65536) == b""     # at once, and not when it has been idle for 75 s

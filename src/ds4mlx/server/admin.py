@@ -1,8 +1,7 @@
-"""Everything about the server itself: its name, its health, its models."""
+"""Everything about the server itself: its health, its requests, its models."""
 import asyncio
 import time
 from dataclasses import asdict
-from importlib.metadata import version
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -19,10 +18,6 @@ CREATED, CREATED_AT = 1767225600, "2026-01-01T00:00:00Z"
 PARAMETERS = ("tools", "tool_choice", "parallel_tool_calls", "max_tokens", "temperature", "top_p", "top_k", "min_p",
               "stop", "seed", "stream", "reasoning_effort", "response_format", "logprobs", "logit_bias",
               "presence_penalty", "frequency_penalty")
-
-
-async def root(request: Request) -> Response:
-    return Line({"name": "ds4mlx", "version": version("ds4mlx")})
 
 
 async def health(request: Request) -> Response:
@@ -90,7 +85,6 @@ def _card(name: str, service: Service) -> dict[str, Json]:
 
 
 routes = [
-    Route("/", root, methods=["GET"]),
     *(Route(path, health, methods=["GET"]) for path in ("/health", "/healthz", "/v1/health")),
     Route("/admin/requests", list_requests, methods=["GET"]),
     Route("/admin/requests/{id}/cancel", cancel_request, methods=["POST"]),

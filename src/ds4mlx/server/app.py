@@ -20,6 +20,7 @@ from ds4mlx.config import Settings
 from ds4mlx.errors import BadRequest
 from ds4mlx.server import admin, anthropic, diagnostics, openai_chat, openai_completions, openai_responses, statistics
 from ds4mlx.server.errors import error_response
+from ds4mlx.server.page import route as page
 from ds4mlx.server.responses_store import ResponseStore
 from ds4mlx.service.scheduler import refusal
 from ds4mlx.service.service import Service
@@ -27,7 +28,7 @@ from ds4mlx.service.service import Service
 log = logging.getLogger(__name__)
 
 ROUTES = [*openai_chat.routes, *openai_completions.routes, *openai_responses.routes, *anthropic.routes, *admin.routes,
-          *statistics.routes]
+          *statistics.routes, *page.routes]
 DISCARD_S = 1.0
 SILENCE_S = 9.0  # within a body; less than the server gives open connections when it stops
 MAX_HEADER_BYTES = 64 << 10
