@@ -13,7 +13,7 @@ from ds4mlx.models.deepseek_v4.names import validate
 from ds4mlx.models.deepseek_v4.weights import load
 from ds4mlx.server.fields import Fields
 from ds4mlx.server.openai_chat import read_chat
-from ds4mlx.service.service import effort_profile
+from ds4mlx.service.encoding import effort_profile
 from ds4mlx.text.segments import rendered_text
 from ds4mlx.text.tokenizer import Tokenizer
 

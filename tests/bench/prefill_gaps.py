@@ -19,8 +19,9 @@ from ds4mlx.chat.messages import Conversation
 from ds4mlx.cli.model import resolve_model
 from ds4mlx.config import Settings
 from ds4mlx.engine.protocol import Sampling
+from ds4mlx.service.answer import Answer
 from ds4mlx.service.service import Service, open_service
-from ds4mlx.service.turn import Answer, Turn
+from ds4mlx.service.turn import Turn
 
 ALONE = 60      # tokens of the stream before the prompt joins
 

@@ -9,7 +9,7 @@ import threading
 import time
 
 from ds4mlx.engine.stub import Gate
-from ds4mlx.service.turn import Answer
+from ds4mlx.service.answer import Answer
 
 STREAMS = 200
 

@@ -9,7 +9,8 @@ from ds4mlx.chat.messages import Conversation, Message, Reasoning, TextPart, Too
 from ds4mlx.config import Settings
 from ds4mlx.engine.protocol import Sampling
 from ds4mlx.engine.stub import StubEngine
-from ds4mlx.service.service import Service, settled
+from ds4mlx.service.encoding import settled
+from ds4mlx.service.service import Service
 from ds4mlx.service.turn import Turn
 from ds4mlx.text.segments import ASSISTANT, CONTROL_LITERALS
 from ds4mlx.text.tokenizer import BYTE_OF, Tokenizer

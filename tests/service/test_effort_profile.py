@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 
 from ds4mlx.config import Settings
-from ds4mlx.service.service import effort_profile
+from ds4mlx.service.encoding import effort_profile
 
 
 @pytest.mark.parametrize("checkpoint, name, profile", [

@@ -19,7 +19,7 @@ from ds4mlx.errors import UsageError
 from ds4mlx.gguf.reader import GGUF
 from ds4mlx.models.deepseek_v4.config import Config
 from ds4mlx.models.deepseek_v4.directions import Steering, read_steering
-from ds4mlx.service.service import effort_profile
+from ds4mlx.service.encoding import effort_profile
 from ds4mlx.text.tokenizer import Tokenizer
 
 TINY = Path("tiny")

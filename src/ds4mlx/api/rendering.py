@@ -11,7 +11,7 @@ from ds4mlx.chat.messages import Conversation, Effort, Json
 from ds4mlx.config import Settings
 from ds4mlx.server.fields import Fields
 from ds4mlx.server.openai_chat import read_chat
-from ds4mlx.service.service import settled
+from ds4mlx.service.encoding import settled
 from ds4mlx.text.segments import rendered_text
 from ds4mlx.text.tokenizer import Tokenizer
 

@@ -108,7 +108,7 @@ def _files(place: Path) -> "list[VectorFile]":
 
 def check_checkpoint(model: "Loaded", file: "VectorFile") -> None:
     """Raises Ds4Error for vectors of other weights: a difference would say nothing of the computation."""
-    from ds4mlx.service.service import effort_profile
+    from ds4mlx.service.encoding import effort_profile
     info = model.engine.info
     if file.model and file.model != info.fingerprint:
         raise Ds4Error(f"{file.path}: a snapshot of other weights ({file.model[:16]}…, these are "

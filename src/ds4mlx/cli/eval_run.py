@@ -160,7 +160,7 @@ def _prompts(cases: Sequence[Case], settings: "Settings") -> "tuple[list[Asked],
     from ds4mlx.gguf.reader import GGUF
     from ds4mlx.server.fields import Fields
     from ds4mlx.server.openai_chat import read_chat
-    from ds4mlx.service.service import effort_profile, prompt_for, settled, wanted_effort
+    from ds4mlx.service.encoding import effort_profile, prompt_for, settled, wanted_effort
     from ds4mlx.text.tokenizer import Tokenizer
     with GGUF.open(settings.model) as file:
         profile = effort_profile(settings, file.metadata)

@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ds4mlx.service.turn import Answer
+    from ds4mlx.service.answer import Answer
 
 INTERRUPTED = 130
 SECOND_SIGNAL_S = 2.0

@@ -98,7 +98,7 @@ def prompt_ids(text: str, args: Namespace, settings: "Settings", tokenizer: "Tok
         return raw_ids(text, tokenizer)
     from ds4mlx.server.fields import Fields
     from ds4mlx.server.openai_chat import read_chat
-    from ds4mlx.service.service import prompt_for
+    from ds4mlx.service.encoding import prompt_for
     conversation = read_chat(Fields(chat_body(text, args.system)), settings).turn.conversation
     return tokenizer.encode(prompt_for(conversation, settings, metadata).segments)
 

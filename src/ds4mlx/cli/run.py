@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from ds4mlx.cli.prompt_bar import PromptBar
     from ds4mlx.config import Settings
     from ds4mlx.service.service import Service
-    from ds4mlx.service.turn import Answer
+    from ds4mlx.service.answer import Answer
 
 
 def add_parser(subparsers: "_SubParsersAction[ArgumentParser]") -> None:

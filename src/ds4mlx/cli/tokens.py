@@ -57,7 +57,7 @@ def _rendered(args: Namespace) -> Iterator[str]:
     from ds4mlx.gguf.reader import GGUF
     from ds4mlx.server.fields import Fields
     from ds4mlx.server.openai_chat import read_chat
-    from ds4mlx.service.service import prompt_for
+    from ds4mlx.service.encoding import prompt_for
     from ds4mlx.text.segments import rendered_text
     from ds4mlx.text.tokenizer import Tokenizer
     settings = settings_from(args)

@@ -9,8 +9,9 @@ from ds4mlx.chat.events import Event
 from ds4mlx.chat.messages import Json
 from ds4mlx.server.body import read_body
 from ds4mlx.server.sse import Batches, EventStream, Writer, whole
+from ds4mlx.service.answer import Answer
 from ds4mlx.service.service import Service
-from ds4mlx.service.turn import Answer, Received
+from ds4mlx.service.turn import Received
 
 T = TypeVar("T")
 SESSION_HEADERS = ("session-id", "x-session-id", "x-session-affinity")

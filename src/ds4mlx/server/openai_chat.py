@@ -22,8 +22,9 @@ from ds4mlx.server.errors import Line, engine_error, openai_shape
 from ds4mlx.server.fields import Fields
 from ds4mlx.server.openai_messages import read_messages, read_must_call, read_tool_choice, read_tools
 from ds4mlx.server.sse import frame
+from ds4mlx.service.answer import Answer
 from ds4mlx.service.service import Service
-from ds4mlx.service.turn import Answer, Turn
+from ds4mlx.service.turn import Turn
 
 UNSUPPORTED = ("audio", "prediction", "web_search_options")
 FINISH: dict[FinishReason, str] = {"stop": "stop", "stop_string": "stop", "tool_calls": "tool_calls",

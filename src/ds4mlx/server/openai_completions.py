@@ -22,8 +22,9 @@ from ds4mlx.server.errors import Line, engine_error, openai_shape
 from ds4mlx.server.fields import Fields, found
 from ds4mlx.server.openai_chat import EMPTY_DELTA_EVERY, FINISH, LEAST_LOGPROB, usage_object
 from ds4mlx.server.sse import frame
+from ds4mlx.service.answer import Answer
 from ds4mlx.service.service import Service
-from ds4mlx.service.turn import Answer, Turn
+from ds4mlx.service.turn import Turn
 
 
 async def completions(request: Request) -> Response:

@@ -21,8 +21,9 @@ from ds4mlx.server.responses_events import Asked, Object, ResponseWriter
 from ds4mlx.server.responses_input import input_items, only_results, read_input, resolved
 from ds4mlx.server.responses_store import ResponseStore
 from ds4mlx.server.responses_tools import read_wire_tools
+from ds4mlx.service.answer import Answer
 from ds4mlx.service.service import Service
-from ds4mlx.service.turn import Answer, Turn
+from ds4mlx.service.turn import Turn
 
 SUMMARIES = ("auto", "concise", "detailed")
 SEALED = "reasoning.encrypted_content"

@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from ds4mlx.chat.events import Event, Finish
 from ds4mlx.server.errors import engine_error
-from ds4mlx.service.turn import Answer
+from ds4mlx.service.answer import Answer
 
 log = logging.getLogger(__name__)
 

@@ -6,49 +6,44 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
-from ds4mlx.chat.canonical import canonical
-from ds4mlx.chat.dialects.deepseek_v4 import DEFAULT_EFFORT, gate_effort, render
 from ds4mlx.chat.dialects.deepseek_v4_templates import EffortProfile
-from ds4mlx.chat.dialects.prompt import Prompt, Replay
 from ds4mlx.chat.events import gather
-from ds4mlx.chat.messages import Conversation, Effort, Message, TextPart, ToolCall, ToolResult
+from ds4mlx.chat.messages import Conversation, Effort
 from ds4mlx.chat.stream import AnswerStream
 from ds4mlx.config import Settings
 from ds4mlx.engine.open import open_engine
 from ds4mlx.engine.protocol import Engine, ModelInfo
 from ds4mlx.errors import BadRequest
 from ds4mlx.gguf.reader import GGUF
+from ds4mlx.service.answer import Answer
 from ds4mlx.service.constraint import constraint_of
+from ds4mlx.service.encoding import Encoder, effort_profile, wanted_effort
 from ds4mlx.service.mailbox import Mailbox
 from ds4mlx.service.metrics import Metrics
 from ds4mlx.service.requests import Known
 from ds4mlx.service.scheduler import Scheduler, State
 from ds4mlx.service.trace import RequestTrace, Trace
 from ds4mlx.service.trace_records import Asked
-from ds4mlx.service.turn import Answer, EncodedPrompt, Turn
+from ds4mlx.service.turn import EncodedPrompt, Turn
 from ds4mlx.sessions.directory import CacheDirectory
-from ds4mlx.sessions.explain import Origin
 from ds4mlx.sessions.identity import Identity
-from ds4mlx.sessions.lookup import Api, TrailingResults, Wanted
+from ds4mlx.sessions.lookup import Wanted
 from ds4mlx.sessions.policy import SaveRules
-from ds4mlx.sessions.replay import Call, ToolMemory
+from ds4mlx.sessions.replay import ToolMemory
 from ds4mlx.sessions.store import Store, StoreOptions
 from ds4mlx.sessions.toolmap import ToolBlock
 from ds4mlx.text.escaping import escaped
 from ds4mlx.text.grammar import Vocabulary
-from ds4mlx.text.keys import key_with_ends
-from ds4mlx.text.segments import BOS, EOS, Control, Segment, Text, Tokens, rendered_text
+from ds4mlx.text.segments import BOS, Control, Text, Tokens, rendered_text
 from ds4mlx.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
 ENGINE_ABI = 1           # of the states on disk: raise it when the same tokens come to give another state
-HOPELESS_CHARACTERS = 8  # to a token of the context: text that may still fit has 3 to 5
-PIECE_CHARACTERS = 1 << 16
 _INVOKED = re.compile(r'invoke name="([^"]*)"')
 
 
@@ -74,6 +69,7 @@ class Service:
         self.scheduler.told = self._happened
         self._tool_memory = ToolMemory(0 if settings.disable_exact_dsml_tool_replay else settings.tool_memory_max_ids,
                                        read_calls=self._calls_of, on_disk=self._saved_block)
+        self._encoder = Encoder(tokenizer, settings, effort_profile, self._tool_memory, lambda: self.context)
         self.metrics = Metrics()
         self._pool = ThreadPoolExecutor(2, thread_name_prefix="render")
         self._warned_of_effort = False
@@ -109,7 +105,7 @@ class Service:
         """What follows `text`, with no conversation around it and nothing special in it. Raises BadRequest."""
         def encode() -> list[int]:
             segments = (Control(BOS), Text(text))
-            self._check_hopeless(segments, turn)
+            self._encoder.check_hopeless(segments, turn)
             return self.tokenizer.encode(segments)
 
         return self.complete(turn, await asyncio.get_running_loop().run_in_executor(self._pool, encode))
@@ -121,7 +117,7 @@ class Service:
     async def rendered(self, turn: Turn) -> tuple[list[int], str]:
         """The turn's prompt as `run` would compute it: its ids, and its text with control tokens by their names.
         Nothing waits for the engine. Raises BadRequest."""
-        _, prompt = await asyncio.get_running_loop().run_in_executor(self._pool, self._encode, turn)
+        _, prompt = await asyncio.get_running_loop().run_in_executor(self._pool, self._encoder.encode, turn)
         return list(prompt.wanted.ids), rendered_text(prompt.segments)
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
@@ -130,7 +126,7 @@ class Service:
 
     def _submit(self, turn: Turn, prompt: EncodedPrompt, lowered: Effort | None = None) -> Answer:
         self._check_bias(turn)
-        self._check_length(len(prompt.wanted.ids), turn)
+        self._encoder.check_length(len(prompt.wanted.ids), turn)
         wanted = self.settings.tokens if turn.max_tokens is None else turn.max_tokens
         answer = Answer(turn, prompt, min(wanted, self.context - len(prompt.wanted.ids)), tokenizer=self.tokenizer,
                         scheduler=self.scheduler, mailbox=Mailbox(asyncio.get_running_loop()),
@@ -186,52 +182,9 @@ class Service:
         return Health(self.scheduler.state, self.scheduler.active, self.scheduler.queued, len(self.scheduler.slots))
 
     def _prepare(self, turn: Turn) -> tuple[Conversation, EncodedPrompt]:
-        """`_encode`, and what the answer is held to."""
-        conversation, prompt = self._encode(turn)
+        """The prompt, and what the answer is held to."""
+        conversation, prompt = self._encoder.encode(turn)
         return conversation, replace(prompt, constraint=constraint_of(conversation, self._vocabulary))
-
-    def _encode(self, turn: Turn) -> tuple[Conversation, EncodedPrompt]:
-        """Takes a while for a long conversation. The two parts may be encoded apart: the second, where there is one,
-        begins with a control token."""
-        conversation = settled(turn.conversation, self.settings, self.effort_profile, self.context, turn.api)
-        calls = {i: [Call(part.id, part.name, part.arguments) for part in message.parts if isinstance(part, ToolCall)]
-                 for i, message in enumerate(conversation.messages) if message.role == "assistant"}
-        replays = self._tool_memory.replays(calls, {tool.name: tool.schema for tool in conversation.tools})
-        replay = {i: Replay(block.lead, block.ids, block.text) for i, block in replays.blocks.items()}
-        prompt = self._render(conversation, replay)
-        self._check_hopeless(prompt.segments, turn)
-        said, opening = prompt.segments[:prompt.ends[-1]], prompt.segments[prompt.ends[-1]:]
-        ids, header = self.tokenizer.encode(said), self.tokenizer.encode(opening)
-        key, ends = key_with_ends(self.tokenizer, prompt.segments)
-        ends = [0, *ends]
-        origins = tuple(Origin(f"messages[{i}]", ends[end]) for i, end in enumerate(prompt.ends))
-        wanted = Wanted(ids + header, key, turn.api,
-                        _trailing_results(conversation, origins, turn.api))
-
-        def key_of_answer(message: Message, block: Replay | None, whole: bool) -> bytes:
-            return self._key_of_answer(conversation, replay, message, block, whole)
-
-        return conversation, EncodedPrompt(wanted, prompt.segments, len(header), prompt.thinking, origins,
-                                           key_of_answer, replays)
-
-    def _render(self, conversation: Conversation, replay: Mapping[int, Replay]) -> Prompt:
-        return render(conversation, effort_profile=self.effort_profile, layout=self.settings.prompt_layout,
-                      replay=replay)
-
-    def _key_of_answer(self, conversation: Conversation, replay: Mapping[int, Replay], message: Message,
-                       block: Replay | None, whole: bool) -> bytes:
-        """The key of the conversation up to the end of an answer to it, rendered as the next request will be."""
-        messages = conversation.messages
-        if conversation.continue_final and messages[-1].role == "assistant":
-            messages, message = messages[:-1], replace(message, parts=(*messages[-1].parts, *message.parts))
-        at = len(messages)
-        longer = replace(conversation, messages=(*messages, message, Message("user", (TextPart(""),))),
-                         continue_final=False)
-        prompt = self._render(longer, {**replay, at: block} if block else replay)
-        segments = prompt.segments[:prompt.ends[at]]
-        if not whole and segments[-1] == Control(EOS):   # a cut answer may be gone on with
-            segments = segments[:-1]
-        return self.tokenizer.key_bytes(segments)
 
     # ---- states on disk
 
@@ -262,30 +215,6 @@ class Service:
 
     # ---- checks
 
-    def _check_length(self, prompt_tokens: int, turn: Turn, said: str = "") -> None:
-        context = self.context
-        if prompt_tokens >= context:
-            raise BadRequest(
-                f"prompt is {said}{prompt_tokens} tokens, context size is {context} tokens: this server's maximum "
-                f"context length is {context} tokens, and the answer needs one at least; shorten the conversation",
-                param=turn.param, code="context_length_exceeded",
-                details={"n_prompt_tokens": prompt_tokens, "n_ctx": context})
-
-    def _check_hopeless(self, segments: Sequence[Segment], turn: Turn) -> None:
-        """Refuse a prompt that is far too long by its beginning: 4 MB of digits took 15 s and 1.7 GB to encode.
-
-        Pieces encoded apart have a few more tokens than together, so only twice the context is too long for sure.
-        """
-        texts = [segment.text for segment in segments if isinstance(segment, Text)]
-        if sum(map(len, texts)) <= HOPELESS_CHARACTERS * self.context:
-            return
-        tokens = 0
-        for text in texts:
-            for start in range(0, len(text), PIECE_CHARACTERS):
-                tokens += len(self.tokenizer.encode_literal(text[start:start + PIECE_CHARACTERS]))
-                if tokens > 2 * self.context:
-                    self._check_length(tokens, turn, "at least ")
-
     def _check_bias(self, turn: Turn) -> None:
         for token in turn.sampling.logit_bias:
             if not 0 <= token < self.info.vocab:
@@ -313,53 +242,3 @@ def _asked(turn: Turn, prompt: EncodedPrompt, max_tokens: int, began: float, mod
         top_k=sampling.top_k, top_p=sampling.top_p, min_p=sampling.min_p, seed=sampling.seed,
         raw=received.body.decode("utf-8", "backslashreplace") if received else "",
         prompt=rendered_text(prompt.segments))
-
-
-def _trailing_results(conversation: Conversation, origins: Sequence[Origin], api: Api) -> TrailingResults | None:
-    """The tool results that a request ends with, and where the turn ends that made their calls.
-
-    Clients of the Responses API may send them alone, to go on from the state that waits for them.
-    """
-    messages = conversation.messages
-    results: set[str] = set()
-    for i in range(len(messages) - 1, -1, -1):
-        found = {part.call_id for part in messages[i].parts if isinstance(part, ToolResult)}
-        if messages[i].role == "assistant":
-            made = {part.id for part in messages[i].parts if isinstance(part, ToolCall)}
-            return TrailingResults(frozenset(results), origins[i].end) if results and results <= made else None
-        results |= found
-    said = {type(part) for message in messages if message.role != "system" for part in message.parts}
-    return TrailingResults(frozenset(results), alone=True) if api == "responses" and said == {ToolResult} else None
-
-
-def wanted_effort(conversation: Conversation, settings: Settings, profile: EffortProfile, api: Api = "chat") -> Effort:
-    """As hard as the request says, else the settings, else the profile."""
-    by_default = settings.effort("messages" if api == "anthropic" else api)
-    return conversation.effort or by_default or DEFAULT_EFFORT[profile]
-
-
-def settled(conversation: Conversation, settings: Settings, profile: EffortProfile, context: int,
-            api: Api = "chat") -> Conversation:
-    """The conversation as it is rendered: without client noise, with its effort decided, its tools in order."""
-    wanted = wanted_effort(conversation, settings, profile, api)
-    effort = gate_effort(wanted, profile, context, settings.think_max_min_ctx)
-    tools = conversation.tools
-    if settings.sort_tools:
-        tools = tuple(sorted(tools, key=lambda tool: tool.name))
-    return replace(canonical(conversation), effort=effort, tools=tools)
-
-
-def prompt_for(conversation: Conversation, settings: Settings, metadata: Mapping[str, object]) -> Prompt:
-    """The prompt that a server with these settings makes of a conversation, for a model file's `metadata`."""
-    profile = effort_profile(settings, metadata)
-    return render(settled(conversation, settings, profile, settings.ctx), effort_profile=profile,
-                  layout=settings.prompt_layout)
-
-
-def effort_profile(settings: Settings, metadata: Mapping[str, object]) -> EffortProfile:
-    """Which effort texts the checkpoint was trained on: as set, else by the checkpoint's name in the file."""
-    if settings.effort_profile != "auto":
-        return settings.effort_profile
-    names = [metadata.get("ds4mlx.checkpoint"), metadata.get("general.name")]
-    name = next((name for name in names if isinstance(name, str) and name), "")
-    return "0731" if "0731" in name else "preview"
