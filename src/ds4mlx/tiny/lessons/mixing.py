@@ -1,0 +1,78 @@
+"""Which lesson comes next: by stage, and by the room that is left in a row."""
+from random import Random
+
+from ds4mlx.tiny.lessons.episode import Episode, Turn
+from ds4mlx.tiny.lessons.needles import far_tools, needle
+from ds4mlx.tiny.lessons.prose import block, system
+from ds4mlx.tiny.lessons.speech import copying, sums, table, talk
+from ds4mlx.tiny.lessons.tooling import Size, conversation, toolbox
+from ds4mlx.tiny.lessons.words import Words
+
+STAGES = (1, 2, 3)
+FAR = 1500    # tokens of room from which on a lesson may be a long one
+
+
+def episode(words: Words, stage: int, room: int) -> Episode:
+    """A lesson of that stage, mostly of no more than `room` tokens. Long ones fill the room."""
+    rng = words.rng
+    if stage == 3 and room > FAR and rng.random() < 0.75:
+        return _far(words, int(room * rng.uniform(0.35, 0.9)))
+    if stage == 1:
+        lesson = rng.choices(("copy", "table", "tools", "talk", "sums"), (35, 25, 30, 6, 4))[0]
+    else:
+        lesson = rng.choices(("copy", "table", "tools", "talk", "sums"), (8, 8, 64, 13, 7))[0]
+    made = _tools(words, stage, room) if lesson == "tools" else Episode(_talk(words, lesson, room), _opening(words))
+    return _minded(rng, made, stage)
+
+
+def _minded(rng: Random, made: Episode, stage: int) -> Episode:
+    """In one of two lessons the model thinks, now and then with more effort than it needs."""
+    made.thinking = rng.random() < 0.5
+    if made.thinking and stage > 1 and rng.random() < 0.05:
+        made.effort = rng.choice(("high", "max"))
+    return made
+
+
+def _opening(words: Words) -> str:
+    return system(words) if words.rng.random() < 0.3 else ""
+
+
+def _talk(words: Words, lesson: str, room: int) -> list[Turn]:
+    rng = words.rng
+    match lesson:
+        case "copy":
+            return copying(words, max(1, min(rng.choice((4, 12, 40)), room // 12)))
+        case "table":
+            return table(words, max(2, min(rng.choice((4, 8, 30)), room // 24)), 6)
+        case "sums":
+            return [turn for _ in range(rng.randint(1, 3)) for turn in sums(rng)]
+        case _:
+            return [turn for _ in range(rng.randint(1, 3)) for turn in talk(rng)]
+
+
+def _tools(words: Words, stage: int, room: int) -> Episode:
+    """Bare at first: without the instructions around the schemas, few tools, one question."""
+    rng = words.rng
+    bare = stage == 1 and (room < 640 or rng.random() < 0.7)
+    size = Size(2, 2, 1) if room < 400 else Size(2, 2, 2) if bare else Size(3, 3, 2) if room < 1000 else Size()
+    tools = toolbox(words, size)
+    turns = conversation(words, tools, rng.randint(1, size.rounds))
+    head = system(words, 0 if bare or rng.random() < 0.8 else rng.randint(1, 12))
+    return Episode(turns, head, [tool.schema() for tool in tools], bare=bare)
+
+
+def _far(words: Words, tokens: int) -> Episode:
+    rng = words.rng
+    match rng.randrange(8):
+        case 0 | 1 | 2:
+            made = Episode(needle(words, tokens, rng.randint(2, 6), rng.randint(1, 4)), _opening(words))
+        case 3:
+            tools = toolbox(words, Size(3))
+            made = Episode(needle(words, tokens), system(words), [tool.schema() for tool in tools])
+        case 4:
+            made = Episode(conversation(words, tools := toolbox(words, Size()), 3),
+                           system(words) + "\n" + block(words, round(tokens * 2.5)), [tool.schema() for tool in tools])
+        case _:
+            made = far_tools(words, tokens, Size())
+    return _minded(rng, made, 3)
+

@@ -1,0 +1,80 @@
+"""Endless rows of token ids with loss weights, made of whole lessons: what training reads."""
+from collections.abc import Iterator
+from random import Random
+
+import numpy as np
+
+from ds4mlx.text.segments import ASSISTANT
+from ds4mlx.text.tokenizer import Tokenizer
+from ds4mlx.tiny.lessons.encoding import Encoder, vocabulary
+from ds4mlx.tiny.lessons.mixing import STAGES, episode
+from ds4mlx.tiny.lessons.words import Words
+
+ANSWER, OTHER = 100, 4   # loss weights, in percent: of an answer's tokens, and of what the model reads
+WAITING = 16             # lessons that wait for a row with room for them
+SHORTEST = 24            # tokens; less room than that is padded
+LONGEST_TRIES = 64
+
+Row = tuple[np.ndarray, np.ndarray]
+
+
+def rows(seed: int, length: int, stage: int, of_held: bool = False) -> Iterator[Row]:
+    """Rows of `length` ids u16 and the loss weight u8, in percent, of each id as what is to be foreseen.
+
+    Each lesson in a row begins with BOS, whose weight is 0; the end that no lesson fits is padded with EOS of weight 0.
+    The same rows for the same seed, length and stage: give each worker a seed of its own. Stage 1 is for rows of 256
+    and more, 2 of 512, 3 of 2048. Raises ValueError for another stage.
+    """
+    if stage not in STAGES:
+        raise ValueError(f"stage is {stage}, need one of {STAGES}")
+    source = _Source(seed, length, stage, of_held)
+    while True:
+        yield source.row()
+
+
+def weights_of(ids: np.ndarray, tokenizer: Tokenizer) -> np.ndarray:
+    """u8 [T]: ANSWER from behind an answer's header to its EOS, OTHER elsewhere, 0 for BOS."""
+    starts = np.zeros(len(ids) + 2, np.int32)
+    starts[np.flatnonzero(ids == tokenizer.control[ASSISTANT]) + 2] = 1    # the header's two tokens are given
+    ends = np.zeros(len(ids) + 2, np.int32)
+    ends[np.flatnonzero(ids == tokenizer.eos) + 1] = 1
+    inside = np.cumsum(starts - ends)[:len(ids)]
+    weights = np.where(inside > 0, ANSWER, OTHER).astype(np.uint8)
+    weights[ids == tokenizer.bos] = 0
+    return weights
+
+
+class _Source:
+    """Lessons as they come, and those that wait for room."""
+
+    def __init__(self, seed: int, length: int, stage: int, of_held: bool) -> None:
+        self.length, self.stage = length, stage
+        self._words = Words(Random(f"{seed} {length} {stage} {of_held}"), of_held)
+        self._encoder = Encoder(vocabulary())
+        self._waiting: list[np.ndarray] = []
+
+    def row(self) -> Row:
+        tokenizer = self._encoder.tokenizer
+        ids = np.full(self.length, tokenizer.eos, np.uint16)
+        weights = np.zeros(self.length, np.uint8)
+        filled = 0
+        while (lesson := self._fitting(self.length - filled)) is not None:
+            ids[filled:filled + len(lesson)] = lesson
+            weights[filled:filled + len(lesson)] = weights_of(lesson, tokenizer)
+            filled += len(lesson)
+        return ids, weights
+
+    def _fitting(self, room: int) -> np.ndarray | None:
+        """The next lesson that has no more tokens than that; None where few are left."""
+        if room < SHORTEST:
+            return None
+        for place, lesson in enumerate(self._waiting):
+            if len(lesson) <= room:
+                return self._waiting.pop(place)
+        for _ in range(LONGEST_TRIES if room == self.length else 4):
+            lesson = np.array(self._encoder.encode(episode(self._words, self.stage, room).segments()), np.uint16)
+            if len(lesson) <= room:
+                return lesson
+            if len(lesson) <= self.length and len(self._waiting) < WAITING:
+                self._waiting.append(lesson)
+        return None

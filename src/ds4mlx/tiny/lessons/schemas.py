@@ -1,0 +1,111 @@
+"""Invented tools: a name, what it does, parameters with types, and the schema that shows all this to a model."""
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+
+from ds4mlx.chat.messages import Json
+from ds4mlx.tiny.lessons.words import Words
+
+KINDS = ("string",) * 9 + ("integer",) * 4 + ("number", "boolean", "boolean", "enum", "strings", "numbers", "object")
+SERVERS = ("mcp__{}__", "{}.", "{}_", "{}__")
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    name: str
+    kind: str                        # one of KINDS
+    required: bool
+    value: Callable[[], Json]        # a value that may be asked for
+    choices: tuple[str, ...] = ()    # of an enum
+    description: str = ""
+
+    @property
+    def words(self) -> str:
+        """The name as it is spoken: `max_results` is "max results"."""
+        return spoken(self.name)
+
+    def schema(self) -> dict[str, Json]:
+        types: dict[str, dict[str, Json]] = {
+            "enum": {"type": "string", "enum": list(self.choices)}, "object": {"type": "object"},
+            "strings": {"type": "array", "items": {"type": "string"}},
+            "numbers": {"type": "array", "items": {"type": "integer"}}}
+        told: dict[str, Json] = {"description": self.description} if self.description else {}
+        return types.get(self.kind, {"type": self.kind}) | told
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """`action` says what it does, in the words that a user says it in: "archive the invoice"."""
+    name: str
+    action: str
+    parameters: tuple[Parameter, ...]
+    strict: bool = False    # whether its schema forbids further properties
+    asks: tuple[str, ...] = ()    # sentences of a well-known tool, {0} and so on being its parameters
+    topic: str = ""         # no two tools of one: which is meant has to be clear
+
+    @property
+    def required(self) -> tuple[Parameter, ...]:
+        return tuple(parameter for parameter in self.parameters if parameter.required)
+
+    def schema(self) -> dict[str, Json]:
+        parameters: dict[str, Json] = {
+            "type": "object", "properties": {each.name: each.schema() for each in self.parameters},
+            "required": [each.name for each in self.required]}
+        if self.strict:
+            parameters["additionalProperties"] = False
+        return {"name": self.name, "description": f"{self.action[0].upper()}{self.action[1:]}.",
+                "parameters": parameters}
+
+
+def spoken(name: str) -> str:
+    """The words of a name: `max_results`, `maxResults` and `max-results` are "max results"."""
+    parted = "".join(f" {c.lower()}" if c.isupper() and i else c for i, c in enumerate(name))
+    return parted.replace("_", " ").replace("-", " ").replace(".", " ").lower()
+
+
+def joined(rng: Random, parts: list[str]) -> str:
+    """Words as one name, in a style of the field."""
+    match rng.randrange(8):
+        case 0:
+            return parts[0] + "".join(part.capitalize() for part in parts[1:])
+        case 1:
+            return "-".join(parts)
+        case _:
+            return "_".join(parts)
+
+
+def parameter(words: Words, name: str, kind: str, required: bool, described: bool = False) -> Parameter:
+    """A parameter of that name and kind; its description, if any, repeats the name in words."""
+    choices = tuple(dict.fromkeys(words.word() for _ in range(3))) if kind == "enum" else ()
+    rng = words.rng
+    makers: dict[str, Callable[[], Json]] = {
+        "string": words.text, "integer": words.integer, "number": words.number,
+        "boolean": lambda: rng.random() < 0.5, "enum": lambda: rng.choice(choices),
+        "strings": lambda: [words.word() for _ in range(rng.randint(1, 4))],
+        "numbers": lambda: [words.integer() for _ in range(rng.randint(1, 4))], "object": words.small_object}
+    description = rng.choice(("The {}.", "The {} to use.", "{}")).format(spoken(name)) if described else ""
+    return Parameter(name, kind, required, makers[kind], choices, description)
+
+
+def invented_parameters(words: Words, most: int) -> tuple[Parameter, ...]:
+    rng, described = words.rng, words.rng.random() < 0.4
+    names: dict[str, None] = {}
+    for _ in range(rng.randint(1, most)):
+        key = words.of("keys") if rng.random() < 0.5 else words.word()
+        names[joined(rng, [key, words.word()]) if rng.random() < 0.25 else key] = None
+    needed = rng.randint(1, len(names))
+    return tuple(parameter(words, name, rng.choice(KINDS), i < needed, described) for i, name in enumerate(names))
+
+
+def invented(words: Words, most: int = 4) -> Tool:
+    """A tool that nobody has: a verb, a thing, parameters of any kind."""
+    rng = words.rng
+    verb, thing = words.of("verbs"), words.word()
+    if rng.random() < 0.2:
+        thing = f"{words.of('adjectives')} {thing}"
+    parts = [verb, *thing.split()]
+    name = joined(rng, parts if rng.random() < 0.85 else parts[::-1])
+    if rng.random() < 0.1:
+        name = rng.choice(SERVERS).format(words.word()) + name
+    action = f"{verb} {rng.choice(('the', 'the', 'a'))} {thing}"
+    return Tool(name, action, invented_parameters(words, most), rng.random() < 0.3, topic=parts[-1])

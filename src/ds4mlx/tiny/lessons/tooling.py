@@ -1,0 +1,94 @@
+"""Conversations in which tools are offered, called or rightly not called, and what they give is told."""
+from dataclasses import dataclass
+
+from ds4mlx.tiny.lessons.episode import Ask, Call, Reply, Results, Turn
+from ds4mlx.tiny.lessons.known import known
+from ds4mlx.tiny.lessons.requests import request
+from ds4mlx.tiny.lessons.results import result
+from ds4mlx.tiny.lessons.schemas import Tool, invented
+from ds4mlx.tiny.lessons.speech import sums, talk
+from ds4mlx.tiny.lessons.words import Words
+
+NO_TOOL = "None of my tools can do that."
+LINKS = ("{} {}", "{} Then: {}", "{} And {}", "{}\n{}", "{} Also: {}")
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How large a lesson may become."""
+    tools: int = 6       # offered at most
+    parameters: int = 4  # of a tool, at most
+    rounds: int = 4      # questions of a conversation, at most
+
+
+def toolbox(words: Words, size: Size, known_share: float = 0.35) -> list[Tool]:
+    """Tools of which no two are asked for alike."""
+    rng = words.rng
+    tools: dict[str, Tool] = {}
+    for _ in range(rng.randint(1, size.tools)):
+        tool = known(words) if rng.random() < known_share else invented(words, size.parameters)
+        if tool.name not in [other.name for other in tools.values()]:
+            tools.setdefault(tool.topic, tool)
+    return list(tools.values())
+
+
+def conversation(words: Words, tools: list[Tool], rounds: int) -> list[Turn]:
+    """Some questions, most of which need a call."""
+    turns: list[Turn] = []
+    for _ in range(rounds):
+        turns += _round(words, tools)
+    return turns
+
+
+def _round(words: Words, tools: list[Tool]) -> list[Turn]:
+    match words.rng.choice("ccccccccccccmmmntdd"):
+        case "c":
+            return called(words, [words.rng.choice(tools)])
+        case "m":
+            chosen = [words.rng.choice(tools) for _ in range(words.rng.choice((2, 2, 2, 3)))]
+            return called(words, chosen)
+        case "n":
+            return refused(words, tools)
+        case "d":
+            return _direct(words, tools)
+        case _:
+            return called(words, [words.rng.choice(tools)], thanks=True)
+
+
+def called(words: Words, chosen: list[Tool], thanks: bool = False, told: bool = True) -> list[Turn]:
+    """A request of one or several calls, what they gave, and the answer that states it."""
+    rng = words.rng
+    text, calls = "", []
+    for tool in chosen:
+        asked, call = request(rng, tool)
+        text = rng.choice(LINKS).format(text, asked) if text else asked
+        calls.append(call)
+    turns: list[Turn] = [Ask(text), Reply(calls=tuple(calls), reasoning=_plan(calls))]
+    if told:
+        results = [result(words, tool.topic) for tool in chosen]
+        turns += [Results(tuple(text for text, _ in results)),
+                  Reply("\n".join(spoken for _, spoken in results), reasoning="I tell the result.")]
+    if thanks:
+        turns += [Ask(rng.choice(("Thanks", "Thank you.", "Thanks!", "Great, thanks!"))),
+                  Reply("You are welcome.", reasoning="Small talk.")]
+    return turns
+
+
+def _plan(calls: list[Call]) -> str:
+    return " ".join(f"I call {call.name} with {', '.join(call.arguments) or 'nothing'}." for call in calls)
+
+
+def refused(words: Words, tools: list[Tool]) -> list[Turn]:
+    """What none of the tools can do."""
+    topics = {tool.topic for tool in tools}
+    while (other := toolbox(words, Size(tools=1))[0]).topic in topics:
+        pass
+    text, _ = request(words.rng, other)
+    return [Ask(text), Reply(NO_TOOL, reasoning="No tool fits.")]
+
+
+def _direct(words: Words, tools: list[Tool]) -> list[Turn]:
+    """What needs none of the tools."""
+    if words.rng.random() < 0.3 and not any(tool.topic == "sum" for tool in tools):
+        return sums(words.rng)
+    return talk(words.rng)

@@ -1,0 +1,118 @@
+"""Words, names and values to make lessons of, in two halves that share none: one to learn from, one to be asked about.
+
+A word's digest decides its half, invented words included, so that no list has to be kept of what was learned.
+"""
+import hashlib
+import json
+from functools import cache
+from importlib import resources
+from random import Random
+
+from ds4mlx.chat.messages import Json
+
+HELD_SHARE = 0.2   # of all words, for scoring alone
+ONSETS = ("b b bl br c c ch cl cr d d dr f f fl fr g g gl gr h h j k k kl kr l l m m n n p p pl pr qu r r s s sh sk sl sn sp "
+          "st str t t th tr v v w w y z").split()
+VOWELS = "a a e e i o o u ai ea ee ie oa oo ou y".split()
+CODAS = [*[""] * 12, *"b ck d f g l ll m n nd ng nk nt p r rd rk rn rt s sh sk st t th x z".split()]
+ENDINGS = "py txt md json log csv toml rs c html sh yaml".split()
+FOLDERS = "src lib docs tests data home etc var tmp build notes work".split()
+HEX = "0123456789abcdef"
+CAPITALS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+
+
+def held(word: str) -> bool:
+    """Whether a word is kept out of all lessons."""
+    return hashlib.blake2b(word.lower().encode(), digest_size=2).digest() < _LIMIT
+
+
+_LIMIT = int(HELD_SHARE * 65536).to_bytes(2, "big")
+
+
+@cache
+def listed(name: str, of_held: bool) -> tuple[str, ...]:
+    """The words of one list of words.json, of one half."""
+    lists: dict[str, str] = json.loads((resources.files("ds4mlx.tiny.lessons") / "words.json").read_bytes())
+    return tuple(word for word in lists[name].split() if held(word) == of_held)
+
+
+class Words:
+    """A source of words and values of one half, as seeded."""
+
+    def __init__(self, rng: Random, of_held: bool = False) -> None:
+        self.rng, self.of_held = rng, of_held
+
+    def of(self, name: str) -> str:
+        return self.rng.choice(listed(name, self.of_held))
+
+    def invented(self) -> str:
+        """A word that no list has: `brindel`, `toask`."""
+        rng = self.rng
+        while True:
+            word = "".join([rng.choice(ONSETS) + rng.choice(VOWELS) + rng.choice(CODAS)
+                            for _ in range(rng.choice((1, 2, 2, 2, 2, 3)))])
+            if len(word) > 2 and held(word) == self.of_held:
+                return word
+
+    def word(self) -> str:
+        return self.invented() if self.rng.random() < 0.5 else self.of("nouns")
+
+    def proper(self) -> str:
+        """A capitalised name of a person or place, listed or invented."""
+        return self.of(self.rng.choice(("people", "places"))) if self.rng.random() < 0.5 else \
+            self.invented().capitalize()
+
+    def place(self) -> str:
+        return self.of("places") if self.rng.random() < 0.5 else self.invented().capitalize()
+
+    def digits(self, count: int) -> str:
+        return str(self.rng.randrange(10 ** (count - 1), 10 ** count))
+
+    def code(self) -> str:
+        """What identifies something: `KX-4821`, `3f9a02`, `b77-q`."""
+        rng = self.rng
+        match rng.randrange(4):
+            case 0:
+                return f"{''.join(rng.choices(CAPITALS, k=rng.randint(1, 3)))}-{self.digits(rng.randint(2, 4))}"
+            case 1:
+                return "".join(rng.choices(HEX, k=rng.randint(4, 8)))
+            case 2:
+                return f"{self.word()}-{self.digits(rng.randint(1, 3))}"
+            case _:
+                return "".join(rng.choices(CAPITALS, k=rng.randint(2, 5)))
+
+    def path(self) -> str:
+        rng = self.rng
+        folders = [rng.choice(FOLDERS) if rng.random() < 0.5 else self.word() for _ in range(rng.randint(0, 2))]
+        return rng.choice(("", "", "/", "./")) + "/".join([*folders, f"{self.word()}.{rng.choice(ENDINGS)}"])
+
+    def phrase(self) -> str:
+        return " ".join([self.word() for _ in range(self.rng.randint(2, 4))])
+
+    def date(self) -> str:
+        rng = self.rng
+        return f"{rng.randint(1990, 2039)}-{rng.randint(1, 12):02}-{rng.randint(1, 28):02}"
+
+    def time(self) -> str:
+        return f"{self.rng.randrange(24):02}:{self.rng.randrange(60):02}"
+
+    def email(self) -> str:
+        return f"{self.word()}@{self.word()}.{self.rng.choice(('com', 'org', 'net'))}"
+
+    def integer(self) -> int:
+        return self.rng.randrange(10 ** self.rng.randint(1, 4))
+
+    def number(self) -> int | float:
+        return self.integer() if self.rng.random() < 0.6 else round(self.rng.uniform(0, 100), self.rng.randint(1, 2))
+
+    def text(self) -> str:
+        """A string of any kind."""
+        kind = self.rng.choice(("word", "word", "proper", "code", "path", "phrase", "date", "time", "email"))
+        return getattr(self, kind)()
+
+    def array(self) -> list[Json]:
+        make = self.word if self.rng.random() < 0.6 else self.integer
+        return [make() for _ in range(self.rng.randint(1, 4))]
+
+    def small_object(self) -> dict[str, Json]:
+        return {self.word(): self.rng.choice((self.word, self.integer))() for _ in range(self.rng.randint(1, 3))}

@@ -1,0 +1,86 @@
+"""What the built-in model learns: rendered as by the server, packed into rows, seeded, and in two halves."""
+from itertools import islice
+from random import Random
+
+import numpy as np
+import pytest
+
+from ds4mlx.chat.dialects.deepseek_v4 import render
+from ds4mlx.chat.messages import Conversation, Message, TextPart, Tool
+from ds4mlx.text.segments import ASSISTANT, rendered_text
+from ds4mlx.tiny import lessons
+from ds4mlx.tiny.lessons.encoding import Encoder
+from ds4mlx.tiny.lessons.episode import Episode
+from ds4mlx.tiny.lessons.mixing import STAGES, episode
+from ds4mlx.tiny.lessons.packing import ANSWER, weights_of
+from ds4mlx.tiny.lessons.words import Words, held, listed
+
+LENGTHS = {1: 256, 2: 1024, 3: 4096}
+
+
+def some(stage, count=40):
+    words = Words(Random(7))
+    return [episode(words, stage, LENGTHS[stage]) for _ in range(count)]
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_rows_are_the_same_for_the_same_seed_and_begin_with_a_lesson(stage):
+    first, again = (list(islice(lessons.rows(3, LENGTHS[stage], stage), 4)) for _ in range(2))
+    for (ids, weights), (same, _) in zip(first, again):
+        assert ids.dtype == np.uint16 and weights.dtype == np.uint8 and len(ids) == len(weights) == LENGTHS[stage]
+        assert (ids == same).all() and ids[0] == lessons.vocabulary().bos and ids.max() < 3072
+
+
+def test_another_seed_gives_other_rows():
+    assert (next(lessons.rows(1, 512, 1))[0] != next(lessons.rows(2, 512, 1))[0]).any()
+
+
+def test_a_stage_that_is_not_there_is_refused():
+    with pytest.raises(ValueError, match="stage is 4, need one of"):
+        next(lessons.rows(1, 512, 4))
+
+
+def test_answers_alone_have_the_full_weight():
+    tokenizer = lessons.vocabulary()
+    for made in some(2, 20):
+        ids = np.array(tokenizer.encode(made.segments()))
+        learned = tokenizer.decode(ids[weights_of(ids, tokenizer) == ANSWER])
+        answers = [part.split("<｜User｜>")[0].removeprefix("<think>") for part in
+                   rendered_text(made.segments()).split(ASSISTANT)[1:]]
+        assert learned == "".join(answer if made.thinking and "<think>" in rendered_text(made.segments()) and
+                                  not answer.startswith("</think>") else answer.removeprefix("</think>")
+                                  for answer in answers)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_the_fast_encoder_gives_the_tokenizers_ids(stage):
+    tokenizer = lessons.vocabulary()
+    encoder = Encoder(tokenizer)
+    for made in some(stage):
+        assert encoder.encode(made.segments()) == tokenizer.encode(made.segments())
+
+
+def test_a_lesson_begins_as_the_servers_prompt_for_its_first_question():
+    for made in (made for made in some(2) if isinstance(made, Episode) and not made.bare):
+        tools = tuple(Tool(schema["name"], schema) for schema in made.tools)
+        messages = (Message("system", (TextPart(made.system),)), Message("user", (TextPart(made.turns[0].text),)))
+        prompt = render(Conversation(messages, tools, made.thinking, made.effort), effort_profile="0731")
+        text, whole = rendered_text(prompt.segments), rendered_text(made.segments())
+        assert whole.startswith(text) or not made.tools and whole.startswith(text.removesuffix("<think>"))
+
+
+def test_no_word_is_in_both_halves():
+    for name in ("nouns", "people", "places", "keys", "verbs", "adjectives"):
+        learned, kept = listed(name, False), listed(name, True)
+        assert not set(learned) & set(kept) and min(len(learned), len(kept)) >= 10
+    assert {held(Words(Random(seed)).word()) for seed in range(200)} == {False}
+    assert {held(Words(Random(seed), of_held=True).word()) for seed in range(200)} == {True}
+
+
+def test_a_name_has_the_same_tokens_wherever_it_stands():
+    tokenizer = lessons.vocabulary()
+    for name in ("brindle", "zorvex_kelu", "Paris", "src/kalo.py", "4821", "KX-4821"):
+        ids = tokenizer.encode_literal(name)
+        for before, after in ((' "', '", '), ('">', "</"), (': ', "\n"), ('="', '">')):
+            inside = tokenizer.encode_literal(before + name + after)
+            assert any(inside[i:i + len(ids)] == ids for i in range(len(inside))), (name, before)
