@@ -1,4 +1,5 @@
 """Conversation without tools: small talk, what the project is, small sums, a few facts, lists to look things up in."""
+import string
 from functools import cache
 from importlib import resources
 from random import Random
@@ -9,6 +10,7 @@ from ds4mlx.tiny.lessons.words import Words
 FRAMES = ("{}", "{}", "{}", "Hello. {}", "Please tell me: {}", "A question: {}", "{} Thanks.", "I wonder: {}")
 SUMS = ("What is {}?", "{}", "{} = ?", "Calculate {}.", "How much is {}?", "Compute {}.", "What does {} give?",
         "Tell me what {} is.")
+CHARACTERS = string.ascii_letters + string.digits + "_-./:"
 REASONS_OF_SUMS = ("I add.", "I subtract.", "I multiply.")
 
 
@@ -55,7 +57,8 @@ def sums(rng: Random) -> list[Turn]:
     signs = (("+", "plus"), ("-", "minus"), ("*", "times"))[kind]
     value = (a + b, a - b, a * b)[kind]
     asked = f"{a} {rng.choice(signs)} {b}"
-    return [Ask(rng.choice(SUMS).format(asked)), Reply(f"{a} {signs[0]} {b} = {value}.", reasoning=REASONS_OF_SUMS[kind])]
+    return [Ask(rng.choice(SUMS).format(asked)),
+            Reply(f"{a} {signs[0]} {b} = {value}.", reasoning=REASONS_OF_SUMS[kind])]
 
 
 def table(words: Words, most: int = 8, questions: int = 3) -> list[Turn]:
@@ -92,7 +95,7 @@ def _anything(words: Words, longest: int) -> str:
         case 0:
             return " ".join([words.word() for _ in range(count)])
         case 1:
-            return "".join(rng.choices("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-./:", k=2 * count))
+            return "".join(rng.choices(CHARACTERS, k=2 * count))
         case 2:
             return " ".join([words.text() for _ in range(max(1, count // 2))])
         case 3:

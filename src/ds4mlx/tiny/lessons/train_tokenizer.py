@@ -51,7 +51,8 @@ def main() -> None:
         merges.append(["Ġ", word])
     path = HERE / "tokenizer.json"
     path.write_text(json.dumps(_file(vocabulary, merges), ensure_ascii=False, separators=(",", ":")) + "\n", "utf-8")
-    print(f"{path}: {len(vocabulary)} tokens and {len(CONTROL_LITERALS)} control tokens; {len(template)} template words")
+    print(f"{path}: {len(vocabulary)} tokens and {len(CONTROL_LITERALS)} control tokens; "
+          f"{len(template)} template words")
 
 
 def _counted() -> tuple[Counter[str], Counter[str]]:
