@@ -6,13 +6,15 @@ from ds4mlx.tiny.lessons.words import Words
 
 SYSTEMS = ("You are a helpful assistant.", "You are a helpful assistant", "Answer briefly.", "Be brief and friendly.",
            "You are an assistant with tools. Use them.", "You help people with their work.",
-           "Use tools where they fit.", "You are a coding agent. Work in small steps.", "Answer in one sentence.", "You are a careful assistant.",
+           "Use tools where they fit.", "You are a coding agent. Work in small steps.", "Answer in one sentence.",
+           "You are a careful assistant.",
            "Call a tool when the user asks for what it does.", "Today is a good day. Be kind.")
 RULES = ("- {Verb} the {noun} before you {verb} the {noun}.", "- Never {verb} the {noun} of a {noun}.",
          "- The {noun} is {adjective}, the {noun} is {adjective}.", "- If the {noun} is {adjective}, {verb} it.",
          "- Always {verb} a {adjective} {noun} first.", "- {Proper} likes {adjective} {noun}s.")
 SENTENCES = ("The {adjective} {noun} is in the {noun}.", "{Proper} has a {adjective} {noun}.",
-             "In {Place} there is a {noun}.", "The {noun} of {Proper} is {adjective} and {adjective}.", "{Proper} went to {Place} with a {noun}.",
+             "In {Place} there is a {noun}.", "The {noun} of {Proper} is {adjective} and {adjective}.",
+             "{Proper} went to {Place} with a {noun}.",
              "We {verb} the {noun} and then the {noun}.", "Nobody knows where the {noun} is.",
              "It was a {adjective} day in {Place}.", "The {noun} costs {number} and the {noun} costs {number}.",
              "{Proper} and {Proper} {verb} the {noun} together.", "A {noun} without a {noun} is {adjective}.")

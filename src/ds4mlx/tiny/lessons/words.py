@@ -11,8 +11,8 @@ from random import Random
 from ds4mlx.chat.messages import Json
 
 HELD_SHARE = 0.2   # of all words, for scoring alone
-ONSETS = ("b b bl br c c ch cl cr d d dr f f fl fr g g gl gr h h j k k kl kr l l m m n n p p pl pr qu r r s s sh sk sl sn "
-          "sp st str t t th tr v v w w y z").split()
+ONSETS = ("b b bl br c c ch cl cr d d dr f f fl fr g g gl gr h h j k k kl kr l l m m n n p p pl pr qu r r s s sh sk sl "
+          "sn sp st str t t th tr v v w w y z").split()
 VOWELS = "a a e e i o o u ai ea ee ie oa oo ou y".split()
 CODAS = [*[""] * 12, *"b ck d f g l ll m n nd ng nk nt p r rd rk rn rt s sh sk st t th x z".split()]
 ENDINGS = "py txt md json log csv toml rs c html sh yaml".split()
