@@ -13,6 +13,7 @@ from ds4mlx.tiny.lessons.encoding import Encoder
 from ds4mlx.tiny.lessons.episode import Episode
 from ds4mlx.tiny.lessons.mixing import STAGES, episode
 from ds4mlx.tiny.lessons.packing import ANSWER, weights_of
+from ds4mlx.tiny.lessons.tasks import held_out, needles
 from ds4mlx.tiny.lessons.words import Words, held, listed
 
 LENGTHS = {1: 256, 2: 1024, 3: 4096}
@@ -84,3 +85,25 @@ def test_a_name_has_the_same_tokens_wherever_it_stands():
         for before, after in ((' "', '", '), ('">', "</"), (': ', "\n"), ('="', '">')):
             inside = tokenizer.encode_literal(before + name + after)
             assert any(inside[i:i + len(ids)] == ids for i in range(len(inside))), (name, before)
+
+
+def test_tasks_have_names_that_no_lesson_has():
+    tools = [schema for task in held_out(1, 60) for schema in task.tools]
+    learned = {schema["name"] for made in some(2, 300) for schema in made.tools}
+    assert len(tools) > 100 and not learned & {schema["name"] for schema in tools}
+
+
+def test_a_task_asks_for_calls_of_the_tools_that_it_offers():
+    for task in held_out(2, 60):
+        schemas = {schema["name"]: schema["parameters"] for schema in task.tools}
+        for call in task.calls:
+            assert set(schemas[call.name]["required"]) <= set(call.arguments) <= set(schemas[call.name]["properties"])
+        assert len(task.results) == len(task.calls)
+        assert all(any(value in text for text in task.results) for value in task.stated)
+
+
+def test_a_needle_lies_as_far_back_as_it_says():
+    tokenizer = lessons.vocabulary()
+    for task in needles(3, 6):
+        behind = task.question[task.question.index(task.stated[0]):]
+        assert 0.7 * task.back < len(tokenizer.encode_literal(behind)) < 1.5 * task.back

@@ -153,10 +153,9 @@ def _name(words: Words, kind: Known) -> str:
         name = joined(rng, parts if rng.random() < 0.8 else parts[::-1])
         if held(name) == words.of_held:
             return name
-    while True:
-        parts.insert(rng.randrange(3), words.word())
-        if held(name := joined(rng, parts)) == words.of_held:
-            return name
+    while held(name := joined(rng, [*parts, words.word()])) != words.of_held:
+        pass
+    return name
 
 
 def _parameter(words: Words, name: str, source: str, required: bool) -> Parameter:

@@ -71,7 +71,7 @@ def _far(words: Words, tokens: int) -> Episode:
             made = Episode(needle(words, tokens), system(words), [tool.schema() for tool in tools])
         case 4:
             made = Episode(conversation(words, tools := toolbox(words, Size()), 3),
-                           system(words) + "\n" + block(words, round(tokens * 2.5)), [tool.schema() for tool in tools])
+                           system(words) + "\n" + block(words, tokens), [tool.schema() for tool in tools])
         case _:
             made = far_tools(words, tokens, Size())
     return _minded(rng, made, 3)

@@ -11,7 +11,6 @@ FACTS = ("The {thing} of {name} is {value}.", "Remember: the {thing} of {name} i
 ASKED = ("What is the {thing} of {name}?", "Tell me the {thing} of {name}.", "Do you remember the {thing} of {name}?",
          "What was the {thing} of {name}?")
 THINGS = "code number password color key secret address name price size".split()
-CHARACTERS = 2.7   # of a token of filler, measured
 
 
 def needle(words: Words, tokens: int, facts: int = 4, questions: int = 3) -> list[Turn]:
@@ -19,7 +18,7 @@ def needle(words: Words, tokens: int, facts: int = 4, questions: int = 3) -> lis
     rng = words.rng
     known = [(rng.choice(THINGS), words.proper(), rng.choice((words.code, words.word, words.integer, words.text))())
              for _ in range(facts)]
-    pieces = [block(words, max(1, round(tokens * CHARACTERS / (facts + 1)))) for _ in range(facts + 1)]
+    pieces = [block(words, max(1, tokens // (facts + 1))) for _ in range(facts + 1)]
     text = pieces[0]
     for (thing, name, value), piece in zip(known, pieces[1:]):
         text += "\n\n" + rng.choice(FACTS).format(thing=thing, name=name, value=value) + "\n\n" + piece
@@ -45,7 +44,7 @@ def far_tools(words: Words, tokens: int, size: Size) -> Episode:
 
 def _long(words: Words, tokens: int, call: Callable[[], list[Turn]]) -> list[Turn]:
     """A call with a long result that nobody asks about, or a long text to note."""
-    text = block(words, round(tokens * CHARACTERS))
+    text = block(words, tokens)
     if words.rng.random() < 0.6:
         return [*call(), Results((text,)), Reply("That is a long result.", reasoning="It is long.")]
     return [Ask(f"Here is a text.\n\n{text}"), Reply("I have read it.", reasoning="I read.")]

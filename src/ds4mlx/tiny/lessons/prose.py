@@ -23,6 +23,9 @@ LINES: tuple[str, ...] = (
     "def {noun}_{verb}({noun}): return {noun}", "{noun} = {number}", "{code} {text}", "# {adjective} {noun}")
 
 
+CHARACTERS, CHARACTERS_OF_LINES = 2.5, 1.8   # of a token, measured
+
+
 def filled(words: Words, frame: str) -> str:
     """A frame with words in its gaps."""
     first, *pieces = _parsed(frame)
@@ -54,12 +57,12 @@ def system(words: Words, sentences: int = 0) -> str:
     return link.join([opening, *(filled(words, rng.choice(frames)) for _ in range(sentences))])
 
 
-def block(words: Words, characters: int) -> str:
-    """About that many characters of one kind: prose, a listing, or a log."""
+def block(words: Words, tokens: int) -> str:
+    """About that many tokens of one kind: prose, a listing, or a log."""
     rng = words.rng
     frames = SENTENCES if rng.random() < 0.5 else (rng.choice(LINES),)
     link, parts, length = (" " if frames is SENTENCES else "\n"), [], 0
-    while length < characters:
+    while length < tokens * (CHARACTERS if frames is SENTENCES else CHARACTERS_OF_LINES):
         parts.append(filled(words, rng.choice(frames)))
         length += len(parts[-1]) + 1
     return link.join(parts)

@@ -27,7 +27,7 @@ def shown(rng: Random, value: Json) -> str:
         if " " not in value and rng.random() < 0.6:
             return value
         return rng.choice('"""\'`').join(("", value, ""))
-    if isinstance(value, list) and len(value) > 1 and rng.random() < 0.4:
+    if isinstance(value, list) and len(value) > 1 and rng.random() < 0.2:
         return f"{', '.join(map(str, value[:-1]))} and {value[-1]}"
     return spell(value)
 

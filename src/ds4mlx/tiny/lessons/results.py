@@ -1,5 +1,6 @@
 """What a tool gives back, in the forms of the field, and what an assistant says of it."""
 import json
+from dataclasses import dataclass
 
 from ds4mlx.chat.json_text import spell
 from ds4mlx.chat.messages import Json
@@ -13,8 +14,16 @@ REASONS = ("{} not found", "no such {}", "the {} is missing", "{} is not allowed
            "connection to {} refused", "permission denied: {}", "invalid {}", "the {} is busy", "unknown {}")
 
 
-def result(words: Words, topic: str = "") -> tuple[str, str]:
-    """A result as text, and the sentence that states it."""
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a tool gave, the sentence that states it, and what has to be in any such sentence."""
+    text: str
+    spoken: str
+    stated: tuple[str, ...]
+
+
+def result(words: Words, topic: str = "") -> Result:
+    """A result of any form; of a weather tool mostly weather."""
     rng = words.rng
     if topic == "weather" and rng.random() < 0.6:
         return _object(words, {"temperature": rng.randint(-20, 40), "sky": rng.choice(SKIES)})
@@ -23,29 +32,28 @@ def result(words: Words, topic: str = "") -> tuple[str, str]:
             return _object(words, dict(_field(words) for _ in range(rng.randint(1, 4))))
         case "l":
             line = _line(words)
-            return line, f"The result is: {line}"
+            return Result(line, f"The result is: {line}", (line,))
         case "s":
-            lines = "\n".join(_line(words) for _ in range(rng.randint(2, 4)))
-            return lines, f"The results are:\n{lines}"
+            lines = [_line(words) for _ in range(rng.randint(2, 4))]
+            text = "\n".join(lines)
+            return Result(text, f"The results are:\n{text}", tuple(lines))
         case "a":
             values = [rng.choice((words.word, words.path, words.integer))() for _ in range(rng.randint(2, 4))]
-            return spell(values), f"The results are {listed([str(value) for value in values])}."
+            told = [str(value) for value in values]
+            return Result(spell(values), f"The results are {listed(told)}.", tuple(told))
         case _:
             return _failure(words)
 
 
-def _object(words: Words, fields: dict[str, Json]) -> tuple[str, str]:
+def _object(words: Words, fields: dict[str, Json]) -> Result:
     compact = words.rng.random() < 0.15
     text = json.dumps(fields, ensure_ascii=False, separators=(",", ":") if compact else (", ", ": "))
-    return text, f"{_upper(listed([f'the {key} is {_said(value)}' for key, value in fields.items()]))}."
+    spoken = listed([f"the {key} is {_said(value)}" for key, value in fields.items()])
+    return Result(text, f"{spoken[0].upper()}{spoken[1:]}.", tuple(map(_said, fields.values())))
 
 
 def _said(value: Json) -> str:
     return value if isinstance(value, str) else spell(value)
-
-
-def _upper(text: str) -> str:
-    return text[0].upper() + text[1:]
 
 
 def _field(words: Words) -> tuple[str, Json]:
@@ -68,7 +76,7 @@ def _line(words: Words) -> str:
             return words.text()
 
 
-def _failure(words: Words) -> tuple[str, str]:
+def _failure(words: Words) -> Result:
     thing = words.rng.choice((words.word, words.path, words.code))()
     reason = words.rng.choice(REASONS).format(thing, n=words.rng.randint(1, 99))
-    return words.rng.choice(FAILURES).format(reason), f"The call failed: {reason}."
+    return Result(words.rng.choice(FAILURES).format(reason), f"The call failed: {reason}.", (reason,))

@@ -57,21 +57,26 @@ def _round(words: Words, tools: list[Tool]) -> list[Turn]:
 
 def called(words: Words, chosen: list[Tool], thanks: bool = False, told: bool = True) -> list[Turn]:
     """A request of one or several calls, what they gave, and the answer that states it."""
-    rng = words.rng
-    text, calls = "", []
-    for tool in chosen:
-        asked, call = request(rng, tool)
-        text = rng.choice(LINKS).format(text, asked) if text else asked
-        calls.append(call)
+    text, calls = requested(words, chosen)
     turns: list[Turn] = [Ask(text), Reply(calls=tuple(calls), reasoning=_plan(calls))]
     if told:
         results = [result(words, tool.topic) for tool in chosen]
-        turns += [Results(tuple(text for text, _ in results)),
-                  Reply("\n".join(spoken for _, spoken in results), reasoning="I tell the result.")]
+        turns += [Results(tuple(each.text for each in results)),
+                  Reply("\n".join(each.spoken for each in results), reasoning="I tell the result.")]
     if thanks:
-        turns += [Ask(rng.choice(("Thanks", "Thank you.", "Thanks!", "Great, thanks!"))),
+        turns += [Ask(words.rng.choice(("Thanks", "Thank you.", "Thanks!", "Great, thanks!"))),
                   Reply("You are welcome.", reasoning="Small talk.")]
     return turns
+
+
+def requested(words: Words, chosen: list[Tool]) -> tuple[str, list[Call]]:
+    """One sentence for each of the tools, and the calls that they ask for."""
+    text, calls = "", []
+    for tool in chosen:
+        asked, call = request(words.rng, tool)
+        text = words.rng.choice(LINKS).format(text, asked) if text else asked
+        calls.append(call)
+    return text, calls
 
 
 def _plan(calls: list[Call]) -> str:

@@ -1,0 +1,65 @@
+"""Tasks to score the model by: tools, names and values that no lesson has, and facts far back in a long text."""
+from dataclasses import dataclass
+from random import Random
+
+from ds4mlx.chat.messages import Json
+from ds4mlx.tiny.lessons.episode import Ask, Call
+from ds4mlx.tiny.lessons.needles import ASKED, FACTS, THINGS
+from ds4mlx.tiny.lessons.prose import block, system
+from ds4mlx.tiny.lessons.results import result
+from ds4mlx.tiny.lessons.tooling import Size, refused, requested, toolbox
+from ds4mlx.tiny.lessons.words import Words
+
+NEAREST, FARTHEST = 2000, 8000   # tokens that a needle lies back
+SEVERAL, NONE = 0.1, 0.1         # shares of tasks that need two calls, and none
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A question, the calls that answer it, what they give, and what the last answer has to hold."""
+    question: str
+    calls: tuple[Call, ...] = ()
+    results: tuple[str, ...] = ()
+    stated: tuple[str, ...] = ()
+    tools: tuple[dict[str, Json], ...] = ()
+    system: str = ""
+    thinking: bool = False
+    back: int = 0    # tokens, about, that a needle lies back; 0 for a task with tools
+
+
+def held_out(seed: int, count: int) -> list[Task]:
+    """Tasks with tools. Of ten, one needs two calls and one needs none."""
+    words = Words(Random(f"{seed} tasks"), of_held=True)
+    return [_tool_task(words) for _ in range(count)]
+
+
+def needles(seed: int, count: int) -> list[Task]:
+    """Tasks whose answer lies NEAREST to FARTHEST tokens back."""
+    words = Words(Random(f"{seed} needles"), of_held=True)
+    return [_needle_task(words, NEAREST + (FARTHEST - NEAREST) * i // max(count - 1, 1)) for i in range(count)]
+
+
+def _tool_task(words: Words) -> Task:
+    rng = words.rng
+    tools = toolbox(words, Size())
+    schemas = tuple(tool.schema() for tool in tools)
+    head, thinking = system(words), rng.random() < 0.5
+    if rng.random() < NONE:
+        asked = refused(words, tools)[0]
+        assert isinstance(asked, Ask)
+        return Task(asked.text, tools=schemas, system=head, thinking=thinking)
+    chosen = [rng.choice(tools) for _ in range(2 if rng.random() < SEVERAL else 1)]
+    text, calls = requested(words, chosen)
+    results = [result(words, tool.topic) for tool in chosen]
+    stated = tuple(value for each in results for value in each.stated)
+    return Task(text, tuple(calls), tuple(each.text for each in results), stated, schemas, head, thinking)
+
+
+def _needle_task(words: Words, back: int) -> Task:
+    rng = words.rng
+    thing, name = rng.choice(THINGS), words.proper()
+    value = str(rng.choice((words.code, words.word, words.integer))())
+    fact = rng.choice(FACTS).format(thing=thing, name=name, value=value)
+    question = rng.choice(ASKED).format(thing=thing, name=name)
+    before, after = block(words, rng.randrange(100, 800)), block(words, back)
+    return Task(f"{before}\n\n{fact}\n\n{after}\n\n{question}", stated=(value,), thinking=rng.random() < 0.5, back=back)
