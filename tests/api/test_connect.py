@@ -102,6 +102,14 @@ def test_what_the_server_refuses_is_said_in_its_words(serve):
         serve("Yes.").session().chat("Hi", sampling=ds.Sampling(temperature=9)).wait()
 
 
+def test_what_an_answer_is_held_to_reaches_the_server(serve):
+    session = serve("Yes.").session()
+    with pytest.raises(BadRequest, match="tool_choice"):
+        session.chat("Look!", tool_choice={"type": "function", "function": {"name": "absent"}}).wait()
+    with pytest.raises(BadRequest, match="response_format"):
+        session.chat("Look!", response_format={"type": "xml"}).wait()
+
+
 def test_a_key_is_sent_and_a_wrong_one_refused(serve):
     server = serve("Yes.", api_key="secret")
     assert server.session().chat("Hi", thinking=False).wait().text == "Yes."

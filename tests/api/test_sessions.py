@@ -1,4 +1,6 @@
 """The Python interface to a model on this machine."""
+import json
+
 import numpy as np
 import pytest
 
@@ -47,6 +49,46 @@ def test_the_second_turn_reads_only_what_is_new(session):
     before = len(session.tokens)
     finish = session.chat("And of lakes?", max_tokens=1).wait().finish
     assert 0 < before - 7 <= finish.usage.cached_tokens < finish.usage.prompt_tokens
+
+
+LOOK = {"type": "function", "function": {"name": "look", "strict": True, "parameters": {
+    "type": "object", "properties": {"at": {"enum": ["sea", "sky"]}}, "required": ["at"],
+    "additionalProperties": False}}}
+
+
+def test_a_call_can_be_forced_and_its_result_given(session):
+    answer = session.chat("Look!", tools=[LOOK], tool_choice="required", thinking=False, sampling=GREEDY).wait()
+    ((name, arguments),) = answer.calls
+    assert name == "look" and json.loads(arguments)["at"] in ("sea", "sky") and answer.finish.reason == "tool_calls"
+    session.chat([{"role": "tool", "tool_call_id": answer.call_ids[0], "content": "blue"}], max_tokens=2).wait()
+    assert [message["role"] for message in session.messages] == ["user", "assistant", "tool", "assistant"]
+
+
+def test_an_answer_keeps_to_a_response_format(session):
+    schema = {"type": "object", "properties": {"n": {"type": "integer", "minimum": 1, "maximum": 9}}, "required": ["n"],
+              "additionalProperties": False}
+    said = session.chat("A number", thinking=False, response_format={"type": "json_schema", "json_schema": {
+        "name": "number", "schema": schema, "strict": True}}).wait().text
+    assert 1 <= json.loads(said)["n"] <= 9
+
+
+@pytest.mark.parametrize("asked", [
+    {"tools": [LOOK], "tool_choice": "required", "thinking": False}, {"thinking": False, "max_tokens": 60},
+    {"max_tokens": 300}], ids=["call", "words", "reasoning"])
+def test_the_next_turn_goes_on_from_the_very_tokens_that_were_sampled(session, asked):
+    """Calls that were sampled, reasoning that the prompt would leave out, words in other tokens: all stay."""
+    answer = session.chat("Look!", **asked).wait()
+    before = session.tokens
+    assert bool(answer.reasoning) == ("thinking" not in asked) and bool(answer.calls) == ("tools" in asked)
+    usage = session.chat("And?", max_tokens=1).wait().finish.usage
+    assert session.tokens[:len(before)] == before and usage.cached_tokens >= len(before) - 2
+
+
+def test_what_cannot_be_read_changes_nothing(session):
+    session.read([1, 2, 3])
+    with pytest.raises(BadRequest, match="tool_choice"):
+        session.chat("Hi", tool_choice={"type": "function", "function": {"name": "absent"}})
+    assert session.tokens == [1, 2, 3] and session.messages == []
 
 
 def test_reasoning_is_apart_from_the_text(session):

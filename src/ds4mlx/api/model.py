@@ -2,15 +2,16 @@
 import weakref
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Self
 
 import numpy as np
 
-from ds4mlx.api.rendering import Messages, Rendered, Renderer, Style
+from ds4mlx.api.rendering import Messages, Rendered, Style, request
 from ds4mlx.api.session import Session
 from ds4mlx.chat.dialects.deepseek_v4_templates import EffortProfile
-from ds4mlx.chat.messages import Effort, Json
+from ds4mlx.chat.messages import Conversation, Effort, Json
 from ds4mlx.config import Settings
 from ds4mlx.engine.open import open_engine
 from ds4mlx.engine.protocol import Engine, ModelInfo
@@ -19,7 +20,14 @@ from ds4mlx.errors import UsageError
 from ds4mlx.gguf.reader import GGUF
 from ds4mlx.models.deepseek_v4.config import Config
 from ds4mlx.models.deepseek_v4.directions import Steering, read_steering
-from ds4mlx.service.encoding import effort_profile
+from ds4mlx.server.fields import Fields
+from ds4mlx.server.openai_chat import read_chat
+from ds4mlx.service.constraint import constraint_of, is_free
+from ds4mlx.service.encoding import Encoder, effort_profile
+from ds4mlx.service.turn import EncodedPrompt, Turn
+from ds4mlx.sessions.replay import ToolMemory
+from ds4mlx.text.grammar import Vocabulary
+from ds4mlx.text.segments import rendered_text
 from ds4mlx.text.tokenizer import Tokenizer
 
 TINY = Path("tiny")
@@ -50,6 +58,7 @@ class Model:
         self.config = config    # sizes, and what kind each layer is of
         self._profile, self._steering = profile, read_steering(settings, config)
         self._steered: Steering | None = None   # what the engine does now
+        self.calls = ToolMemory(0 if settings.disable_exact_dsml_tool_replay else settings.tool_memory_max_ids)
         self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
 
     @property
@@ -90,11 +99,24 @@ class Model:
     def render(self, messages: Messages, tools: Sequence[dict[str, Json]] = (), *, thinking: bool | None = None,
                effort: Effort | None = None) -> Rendered:
         """The prompt that a server makes of OpenAI's messages and tools. Raises BadRequest."""
-        return self.renderer(self.settings.ctx).render(messages, Style(tuple(tools), thinking, effort))
+        _, _, prompt = self.encoded(request(messages, Style(tuple(tools), thinking, effort)), self.settings.ctx)
+        return Rendered(rendered_text(prompt.segments), list(prompt.wanted.ids))
 
-    def renderer(self, context: int) -> Renderer:
-        """Of prompts for sessions of such a context, on which the longest reasoning depends."""
-        return Renderer(self.tokenizer, self.settings, self._profile, context)
+    def encoded(self, body: dict[str, Json], context: int) -> tuple[Turn, Conversation, EncodedPrompt]:
+        """A chat request as a server reads it, for a session of such a context. Raises BadRequest."""
+        turn = read_chat(Fields(body), self.settings).turn
+        encoder = Encoder(self.tokenizer, self.settings, self._profile, self.calls, lambda: context)
+        return turn, *encoder.encode(turn)
+
+    def held(self, conversation: Conversation, prompt: EncodedPrompt) -> EncodedPrompt:
+        """With what the answer is held to: a call that must come, a format, strict tools. Raises BadRequest."""
+        if is_free(conversation):
+            return prompt
+        return replace(prompt, constraint=constraint_of(conversation, self._vocabulary))
+
+    @cached_property
+    def _vocabulary(self) -> Vocabulary:
+        return Vocabulary(self.tokenizer, self.info.vocab)
 
     def close(self) -> None:
         """Give the memory back; its sessions are of no use after that."""

@@ -10,7 +10,7 @@ from urllib.request import ProxyHandler, Request, build_opener
 
 from ds4mlx.api import saved
 from ds4mlx.api.answer import Answer
-from ds4mlx.api.rendering import Messages, Rendered, Style, answer_message, listed
+from ds4mlx.api.rendering import Messages, Rendered, Style, ToolChoice, answer_message, listed, request
 from ds4mlx.chat.events import (Event, Finish, FinishReason, ReasoningDelta, TextDelta, ToolArgsDelta, ToolCallEnd,
                                 ToolCallStart, Usage)
 from ds4mlx.chat.messages import Effort, Json
@@ -50,7 +50,7 @@ class Server:
     def render(self, messages: Messages, tools: Sequence[dict[str, Json]] = (), *, thinking: bool | None = None,
                effort: Effort | None = None) -> Rendered:
         """As `Model.render`. The server has to run with --diagnostics."""
-        return self.tokenize({"messages": list(messages), **Style(tuple(tools), thinking, effort).members()})
+        return self.tokenize(request(messages, Style(tuple(tools), thinking, effort)))
 
     def tokenize(self, body: Body) -> Rendered:
         """Of {"text": ...}, or of a chat request. Raises BadRequest, also where --diagnostics is off."""
@@ -118,6 +118,7 @@ class RemoteSession:
         return told + self._written
 
     def chat(self, said: str | Messages, *, tools: Sequence[dict[str, Json]] | None = None,
+             tool_choice: ToolChoice | None = None, response_format: dict[str, Json] | None = None,
              thinking: bool | None = None, effort: Effort | None = None, max_tokens: int | None = None,
              sampling: Sampling = Sampling(), stop: Sequence[str] = ()) -> Answer:
         """As Session.chat; the request is sent when the answer is read, and what is refused is raised there."""
@@ -126,7 +127,7 @@ class RemoteSession:
                            self.style.thinking if thinking is None else thinking, effort or self.style.effort)
         self.messages = [*self.messages, *listed(said)]
         self._head, self._written, self._chatting = [], "", True
-        return self._begin("/v1/chat/completions", {"messages": self.messages, **self.style.members(),
+        return self._begin("/v1/chat/completions", {**request(self.messages, self.style, tool_choice, response_format),
                                                     **_limits(max_tokens, sampling, stop)})
 
     def complete(self, text: str = "", *, max_tokens: int | None = None, sampling: Sampling = Sampling(),
@@ -161,12 +162,14 @@ class RemoteSession:
     def save(self, path: Path | str) -> None:
         """Write down what was said, as Session.save does beside a state, which stays here. Raises OSError."""
         self._settle()
-        saved.write_messages(Path(f"{path}.json"), self.messages, self.style, self._head, self._written)
+        saved.write_messages(Path(f"{path}.json"), saved.Said(self.messages, self.style, tokens=self._head,
+                                                                text=self._written))
 
     def load(self, path: Path | str) -> None:
         """What was saved here or by a Session. Raises CheckpointError, OSError."""
         self._settle()
-        self.messages, self.style, self._head, self._written = saved.read_messages(Path(f"{path}.json"))
+        said = saved.read_messages(Path(f"{path}.json"))
+        self.messages, self.style, self._head, self._written = said.messages, said.style, said.tokens, said.text
 
     def close(self) -> None:
         self._settle()
@@ -179,9 +182,7 @@ class RemoteSession:
 
     def _rendered(self, told: int) -> Rendered:
         """The first messages; a last answer is open to be gone on with."""
-        messages = self.messages[:told]
-        return self._server.tokenize({"messages": messages, **self.style.members(),
-                                      "continue_final_message": messages[-1].get("role") == "assistant"})
+        return self._server.tokenize(request(self.messages[:told], self.style))
 
     def _begin(self, path: str, body: Body) -> Answer:
         self._answer = answer = Answer(_events(self._server.chunks(path, body)))

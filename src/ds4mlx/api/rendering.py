@@ -1,21 +1,13 @@
-"""Messages in OpenAI's form to the prompt that a server would make of them."""
+"""Messages in OpenAI's form: a question into a chat request, an answer into the message that it becomes."""
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Literal
 
-from ds4mlx.chat.dialects.deepseek_v4 import render
-from ds4mlx.chat.dialects.deepseek_v4_templates import EffortProfile
-from ds4mlx.chat.dialects.prompt import Prompt
-from ds4mlx.chat.messages import Conversation, Effort, Json
-from ds4mlx.config import Settings
-from ds4mlx.server.fields import Fields
-from ds4mlx.server.openai_chat import read_chat
-from ds4mlx.service.encoding import settled
-from ds4mlx.text.segments import rendered_text
-from ds4mlx.text.tokenizer import Tokenizer
+from ds4mlx.chat.messages import Effort, Json
 
 Messages = Sequence[dict[str, Json]]
+ToolChoice = Literal["auto", "none", "required"] | dict[str, Json]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,37 +26,20 @@ class Style:
 
     def members(self) -> dict[str, Json]:
         """As members of a chat request."""
-        given = {"tools": list(self.tools) or None, "thinking": self.thinking, "reasoning_effort": self.effort}
-        return {name: value for name, value in given.items() if value is not None}
+        return _given({"tools": list(self.tools) or None, "thinking": self.thinking, "reasoning_effort": self.effort})
 
 
-@dataclass(frozen=True, slots=True)
-class Renderer:
-    tokenizer: Tokenizer
-    settings: Settings
-    profile: EffortProfile
-    context: int
+def request(messages: Messages, style: Style, tool_choice: ToolChoice | None = None,
+            response_format: dict[str, Json] | None = None) -> dict[str, Json]:
+    """The body of a chat request. A last answer is open to be gone on with."""
+    last = messages[-1].get("role") if messages else None
+    return {"messages": list(messages), **style.members(), **({"continue_final_message": True} if last == "assistant"
+                                                              else {}),
+            **_given({"tool_choice": tool_choice, "response_format": response_format})}
 
-    def conversation(self, messages: Messages, style: Style) -> Conversation:
-        """Raises BadRequest naming the field at fault. A last answer is open to be gone on with."""
-        body = Fields({"messages": list(messages), **style.members(),
-                       "continue_final_message": bool(messages) and messages[-1].get("role") == "assistant"})
-        return settled(read_chat(body, self.settings).turn.conversation, self.settings, self.profile, self.context)
 
-    def prompt(self, conversation: Conversation) -> Prompt:
-        return render(conversation, effort_profile=self.profile, layout=self.settings.prompt_layout)
-
-    def render(self, messages: Messages, style: Style) -> Rendered:
-        segments = self.prompt(self.conversation(messages, style)).segments
-        return Rendered(rendered_text(segments), self.tokenizer.encode(segments))
-
-    def told_by(self, text: str, messages: Messages, style: Style) -> int:
-        """How many of the messages, the first ones, a session of this text holds whole."""
-        for told in range(len(messages), 0, -1):
-            prompt = self.prompt(self.conversation(messages[:told], style))
-            if text.startswith(rendered_text(prompt.segments[:prompt.ends[-1]])):
-                return told
-        return 0
+def _given(members: dict[str, Json]) -> dict[str, Json]:
+    return {name: value for name, value in members.items() if value is not None}
 
 
 def listed(said: str | Messages, role: Literal["user", "system"] = "user") -> list[dict[str, Json]]:

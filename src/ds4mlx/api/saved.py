@@ -1,6 +1,7 @@
 """One state as one file: a checkpoint's head (`sessions.format`) that holds all its rows itself."""
 import json
-from collections.abc import Sequence
+from base64 import b64decode, b64encode
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from ds4mlx.sessions.container import read_arrays
 from ds4mlx.sessions.format import Head, check_layout, check_usable, head_image, read_head
 from ds4mlx.sessions.identity import Identity
 from ds4mlx.sessions.layout import empty_arrays, row_counts
+from ds4mlx.sessions.lookup import VisibleKey
 from ds4mlx.text.tokenizer import Tokenizer
 
 
@@ -54,22 +56,36 @@ def read(path: Path, identity: Identity, engine: Engine, context: int) -> dict[s
     return arrays
 
 
-def write_messages(path: Path, messages: list[dict[str, Json]], style: Style, tokens: Sequence[int] = (),
-                   text: str = "") -> None:
-    """What was said; and, where no state beside it tells, tokens and text that the session goes on from."""
-    told = {"messages": messages, "tools": list(style.tools), "thinking": style.thinking, "effort": style.effort,
-            "tokens": list(tokens), "text": text}
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What a session is, beside its state: messages and how they were asked, tokens up to the end of each message, and
+    what they may be said as. tokens, text: of a session on a server, what it goes on from."""
+    messages: list[dict[str, Json]] = field(default_factory=list)
+    style: Style = Style()
+    ends: list[int] = field(default_factory=list)
+    visible: tuple[VisibleKey, ...] = ()
+    tokens: list[int] = field(default_factory=list)
+    text: str = ""
+
+
+def write_messages(path: Path, said: Said) -> None:
+    """Raises OSError."""
+    style = said.style
+    told = {"messages": said.messages, "tools": list(style.tools), "thinking": style.thinking, "effort": style.effort,
+            "ends": said.ends, "keys": [[b64encode(key.key).decode(), key.kind, key.frontier] for key in said.visible],
+            "tokens": said.tokens, "text": said.text}
     path.write_text(json.dumps(told, ensure_ascii=False), "utf-8")
 
 
-def read_messages(path: Path) -> tuple[list[dict[str, Json]], Style, list[int], str]:
+def read_messages(path: Path) -> Said:
     """What was said, where it is there. Raises CheckpointError."""
     if not path.exists():
-        return [], Style(), [], ""
+        return Said()
     try:
         told = json.loads(path.read_text("utf-8"))
-        return (told["messages"], Style(tuple(told["tools"]), told["thinking"], told["effort"]), told["tokens"],
-                told["text"])
+        return Said(told["messages"], Style(tuple(told["tools"]), told["thinking"], told["effort"]), told["ends"],
+                    tuple(VisibleKey(b64decode(key), kind, frontier) for key, kind, frontier in told["keys"]),
+                    told["tokens"], told["text"])
     except (ValueError, KeyError, TypeError) as fault:
         raise CheckpointError(f"{path}: not the messages of a session ({fault!r}); delete it to load the state "
                               "alone") from fault

@@ -1,4 +1,5 @@
 """A conversation with a model on this machine, whose every token can be seen, gone back to and branched from."""
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -8,20 +9,23 @@ import numpy as np
 
 from ds4mlx.api import saved
 from ds4mlx.api.answer import Answer
-from ds4mlx.api.rendering import Messages, Style, answer_message, listed
-from ds4mlx.chat.events import Event, Finish, ToolCallStart, Usage
-from ds4mlx.chat.messages import Effort, Json
-from ds4mlx.chat.stream import AnswerStream
+from ds4mlx.api.rendering import Messages, Style, ToolChoice, answer_message, listed, request
+from ds4mlx.chat.events import Event, Usage
+from ds4mlx.chat.messages import Conversation, Effort, Json
 from ds4mlx.engine.protocol import Row, Sampling, Step
 from ds4mlx.engine.taps import Taps, Watcher
 from ds4mlx.errors import BadRequest, UsageError
 from ds4mlx.models.deepseek_v4.directions import Steering
-from ds4mlx.service.turn import GREEDY_REGIONS, MAX_MASKED_EOS
+from ds4mlx.service.turn import EncodedPrompt, Reading, Turn
 from ds4mlx.sessions.identity import Identity
-from ds4mlx.text.segments import Control
+from ds4mlx.sessions.lookup import Live, VisibleKey, Wanted, decide, still_bound
+from ds4mlx.text.keys import GrowingKey, tokens_within_each
 
 if TYPE_CHECKING:
     from ds4mlx.api.model import Model
+
+
+MOST_KEYS = 16  # of turns whose reasoning the next prompt leaves out, and the state keeps
 
 
 class Session:
@@ -38,6 +42,9 @@ class Session:
         self._unfed: list[int] = []
         self._answer: Answer | None = None
         self._told = False      # the answer is of a conversation, and not among the messages yet
+        self._ends: list[int] = []      # tokens up to the end of each message
+        self._visible: tuple[VisibleKey, ...] = ()      # what the state may be called in a later prompt
+        self._key = GrowingKey(model.tokenizer)
 
     @property
     def tokens(self) -> list[int]:
@@ -55,26 +62,31 @@ class Session:
         return self._state.logits()
 
     def chat(self, said: str | Messages, *, tools: Sequence[dict[str, Json]] | None = None,
+             tool_choice: ToolChoice | None = None, response_format: dict[str, Json] | None = None,
              thinking: bool | None = None, effort: Effort | None = None, max_tokens: int | None = None,
              sampling: Sampling = Sampling(), stop: Sequence[str] = ()) -> Answer:
         """The answer to a question, or to messages in OpenAI's form, behind those that were told before.
 
-        The prompt is read before this returns; what of it the session has already is not read again. tools, thinking
-        and effort hold until others are given. Raises BadRequest for messages that cannot be rendered, and a prompt
-        without room for an answer; the session is then as it was.
+        The prompt is read before this returns; what of it the session has already is not read again: an earlier answer
+        stays the tokens that were sampled. tools, thinking and effort hold until others are given; tool_choice and
+        response_format are of this answer, and OpenAI's. Raises BadRequest for messages that cannot be rendered, and a
+        prompt without room for an answer; the session is then as it was.
         """
         self._settle()
         style = Style(self.style.tools if tools is None else tuple(tools),
                       self.style.thinking if thinking is None else thinking, effort or self.style.effort)
         messages = [*self.messages, *listed(said)]
-        renderer = self._model.renderer(self.context)
-        conversation = renderer.conversation(messages, style)
-        prompt = renderer.prompt(conversation)
-        reused = self._read(self._model.tokenizer.encode(prompt.segments), room=1)
+        turn, conversation, prompt = self._model.encoded(request(messages, style, tool_choice, response_format),
+                                                         self.context)
+        prompt = self._model.held(conversation, prompt)
+        kept, key_bytes, rest = self._onward(prompt)
+        reused = self._read([*kept, *rest], room=1)
+        old = self._ends[:len(self.messages)] if kept else []
+        new = [origin.end - key_bytes for origin in prompt.origins[len(old):]]
+        self._ends = old + [len(kept) + n for n in tokens_within_each(self._model.tokenizer, rest, new)]
         self.messages, self.style, self._told = messages, style, True
-        names = () if conversation.tools_banned else tuple(tool.name for tool in conversation.tools)
-        return self._begin(AnswerStream(thinking=prompt.thinking, tools=names, stop=tuple(stop)), reused, max_tokens,
-                           sampling)
+        turn = replace(turn, conversation=conversation, sampling=sampling, stop=tuple(stop))
+        return self._begin(turn, prompt, reused, max_tokens)
 
     def complete(self, text: str = "", *, max_tokens: int | None = None, sampling: Sampling = Sampling(),
                  stop: Sequence[str] = ()) -> Answer:
@@ -84,7 +96,8 @@ class Session:
         ids = [*(before or [tokenizer.bos]), *tokenizer.encode_literal(text)]
         reused = self._read(ids, room=1)
         self._told = False
-        return self._begin(AnswerStream(thinking=False, tools=None, stop=tuple(stop)), reused, max_tokens, sampling)
+        turn = Turn(Conversation((), thinking=False), sampling, stop=tuple(stop), api="completions")
+        return self._begin(turn, EncodedPrompt(Wanted(ids, b"", turn.api), (), 0, thinking=False), reused, max_tokens)
 
     def read(self, tokens: Sequence[int]) -> None:
         """Take tokens in behind those that are there. Raises BadRequest where they do not fit."""
@@ -102,8 +115,8 @@ class Session:
         if not -len(tokens) <= length <= len(tokens):
             raise ValueError(f"the session has {len(tokens)} tokens, so it cannot go back to {length}")
         self._read(tokens[:length])
-        told = self._model.renderer(self.context).told_by(self.text, self.messages, self.style)
-        self.messages = self.messages[:told]
+        told = bisect_right(self._ends, len(self.tokens))
+        self.messages, self._ends = self.messages[:told], self._ends[:told]
 
     def fork(self) -> Self:
         """Another session in the same place. Rows are shared, nothing is computed, and neither hears of the other."""
@@ -111,6 +124,7 @@ class Session:
         other = type(self)(self._model, self.context, self.steering)
         other._state.branch(self._state, len(self._state.tokens))
         other._unfed, other.messages, other.style = [*self._unfed], [*self.messages], self.style
+        other._ends, other._visible = [*self._ends], self._visible
         return other
 
     def taps(self, start: int = 0, stop: int | None = None, layers: Sequence[int] | None = None) -> Taps:
@@ -144,14 +158,15 @@ class Session:
         self._feed([])
         saved.write(Path(path), self._state, self._model.engine, self._identity(),
                     self._model.tokenizer.key_bytes_of_ids(self.tokens))
-        saved.write_messages(Path(f"{path}.json"), self.messages, self.style)
+        saved.write_messages(Path(f"{path}.json"), saved.Said(self.messages, self.style, self._ends, self._visible))
 
     def load(self, path: Path | str) -> None:
         """Become what was saved, by this or another process. Raises CheckpointError and stays as it was, OSError."""
         self._settle()
-        messages, style, *_ = saved.read_messages(Path(f"{path}.json"))
+        said = saved.read_messages(Path(f"{path}.json"))
         self._state.restore(saved.read(Path(path), self._identity(), self._model.engine, self.context))
-        self.messages, self.style, self._unfed = messages, style, []
+        self.messages, self.style, self._unfed = said.messages, said.style, []
+        self._ends, self._visible = said.ends, said.visible
 
     def close(self) -> None:
         """Give the memory back."""
@@ -168,6 +183,18 @@ class Session:
         return saved.identity_of(self._model.info, self._model.tokenizer, self.steering)
 
     # ---- reading
+
+    def _onward(self, prompt: EncodedPrompt) -> tuple[list[int], int, Sequence[int]]:
+        """Tokens that stay as they are, the bytes of the prompt's key that they stand for, and the ids behind them."""
+        tokens, key, wanted = self.tokens, self._key.of(self.tokens), prompt.wanted
+        plan = decide(wanted, Live(tokens, key, self._visible)).best
+        if plan is not None and plan.whole:
+            at = len(key) if plan.then == "ids" else plan.key_bytes
+            rest = (wanted.ids[len(tokens):] if plan.then == "ids" else
+                    prompt.after_key(self._model.tokenizer, plan.key_bytes))
+            if len(tokens) + len(rest) < self.context:
+                return tokens, at, rest
+        return [], 0, prompt.wanted.ids
 
     def _read(self, ids: list[int], room: int = 0) -> int:
         """Become the state after `ids`; returns how many of them were there. Raises BadRequest without `room` more."""
@@ -195,38 +222,38 @@ class Session:
 
     # ---- answering
 
-    def _begin(self, stream: AnswerStream, reused: int, max_tokens: int | None, sampling: Sampling) -> Answer:
+    def _begin(self, turn: Turn, prompt: EncodedPrompt, reused: int, max_tokens: int | None) -> Answer:
         room = self.context - len(self._state.tokens)
-        most = room if max_tokens is None else min(max_tokens, room)
+        reading = Reading(turn, prompt, self._model.tokenizer, self._model.calls)
         answer = Answer(iter(()))
-        answer._events = self._answered(answer, stream, most, sampling, len(self._state.tokens), reused)
+        answer._events = self._answered(answer, reading, room if max_tokens is None else min(max_tokens, room), reused)
         self._answer = answer
         return answer
 
-    def _answered(self, answer: Answer, stream: AnswerStream, most: int, sampling: Sampling, prompt: int,
-                  reused: int) -> Iterator[Event]:
-        tokenizer, masked, reasoned = self._model.tokenizer, 0, 0
-        while not stream.done and len(answer.steps) < most:
-            hold = stream.masks_eos and masked < MAX_MASKED_EOS
-            for step in self._step(answer, _stricter(sampling, stream, tokenizer.eos if hold else None)):
-                masked += hold and step.top[0][0] == tokenizer.eos
-                reasoned += stream.in_reasoning
-                literal = tokenizer.literal(step.token)
-                piece = tokenizer.token_bytes(step.token) if literal is None else Control(literal)
-                yield from (_named(event, prompt) for event in stream.push(piece))
-                if stream.done:
+    def _answered(self, answer: Answer, reading: Reading, most: int, reused: int) -> Iterator[Event]:
+        prompt = len(self._state.tokens)
+        while not reading.done and len(answer.steps) < most:
+            for step in self._step(answer, reading):
+                yield from reading.accept(step)
+                if reading.done:
                     break
-        if not stream.done:
-            yield from stream.finish("length")
-        sampled = sum(step.token != tokenizer.eos for step in answer.steps)
+        yield from reading.close()
+        self._close_with(reading)
         self._tell(answer)
-        yield Finish(stream.finish_reason, Usage(prompt, reused, sampled, reasoned), stream.stop_string, stream.error,
-                     stream.error_code)
+        yield reading.end(Usage(prompt, reused, reading.completion_tokens, reading.reasoning_tokens))
 
-    def _step(self, answer: Answer, sampling: Sampling) -> list[Step]:
+    def _close_with(self, reading: Reading) -> None:
+        """Leave the state as the next prompt has it, and know it by what that calls it."""
+        ending = reading.ending()
+        if ending.closing and self.tokens[-1] != ending.closing[-1] and len(self.tokens) < self.context:
+            self._unfed += ending.closing
+        self._visible = (*still_bound(self._visible, len(self.tokens)), *ending.visible(len(self.tokens)))[-MOST_KEYS:]
+
+    def _step(self, answer: Answer, reading: Reading) -> list[Step]:
         token = self._unfed[-1] if self._unfed else None
         self._model.steer(self.steering)
-        (steps,) = self._model.engine.decode([Row(self._state, sampling, token, answer.tokens)])
+        row = Row(self._state, reading.sampling(), token, answer.tokens, reading.mask(self._model.info.vocab))
+        (steps,) = self._model.engine.decode([row])
         answer.steps += steps
         answer.tokens += [step.token for step in steps]
         self._unfed = [steps[-1].token]
@@ -244,17 +271,4 @@ class Session:
         if self._told and answer is self._answer:
             self._told = False
             self.messages.append(answer_message(answer.text, answer.reasoning, answer.calls, answer.call_ids))
-
-
-def _stricter(sampling: Sampling, stream: AnswerStream, banned: int | None) -> Sampling:
-    """Inside a tool block only the likeliest token will do, and the answer may not end."""
-    if stream.region in GREEDY_REGIONS:
-        sampling = replace(sampling, temperature=0.0)
-    if banned is not None:
-        sampling = replace(sampling, banned=sampling.banned | {banned}, top_logprobs=max(1, sampling.top_logprobs))
-    return sampling
-
-
-def _named(event: Event, prompt: int) -> Event:
-    """Calls get ids that no other turn of the conversation has: it has grown since."""
-    return replace(event, id=f"call_{prompt}_{event.index}") if isinstance(event, ToolCallStart) else event
+            self._ends.append(len(self.tokens))

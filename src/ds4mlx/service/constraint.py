@@ -59,13 +59,19 @@ class Constraint:
         return self._vocabulary.matches(arguments_grammar(tool), text)
 
 
+def is_free(conversation: Conversation) -> bool:
+    """Whether nothing holds the answer."""
+    strict = not conversation.tools_banned and any(tool.strict for tool in conversation.tools)
+    return conversation.response_format is None and not conversation.must_call and not strict
+
+
 def constraint_of(conversation: Conversation, vocabulary: Vocabulary) -> Constraint | None:
     """None where the answer is free. Raises BadRequest for schemas that no answer can be held to."""
+    if is_free(conversation):
+        return None
     tools = () if conversation.tools_banned else conversation.tools
     form, must_call = conversation.response_format, conversation.must_call
     if form is None and not must_call:
-        if not any(tool.strict for tool in tools):
-            return None
         return Constraint(vocabulary.compile(block_grammar(tools), "tools"), vocabulary, tools, at_block=True)
     names = must_call or tuple(tool.name for tool in tools)
     source = answer_grammar(form, tools, names, must_call=bool(must_call))

@@ -22,8 +22,13 @@ def key_with_ends(tokenizer: Tokenizer, segments: Sequence[Segment]) -> tuple[by
 
 def tokens_within(tokenizer: Tokenizer, ids: Iterable[int], key_bytes: int) -> int:
     """How many of the ids lie whole within the first `key_bytes` bytes of their key."""
+    return tokens_within_each(tokenizer, ids, [key_bytes])[0]
+
+
+def tokens_within_each(tokenizer: Tokenizer, ids: Iterable[int], places: Sequence[int]) -> list[int]:
+    """The same for several places in the key."""
     ends = _piece_ends(tokenizer.literal(token) or tokenizer.token_bytes(token) for token in ids)
-    return bisect_right(ends, key_bytes)
+    return [bisect_right(ends, place) for place in places]
 
 
 def after_key(tokenizer: Tokenizer, segments: Sequence[Segment], offset: int) -> list[Segment]:
