@@ -66,6 +66,37 @@ def connect():
         connection.close()
 
 
+@pytest.fixture(scope="module")
+def browser():
+    """Chromium, for a file's tests. Not for longer: while Playwright runs, this thread can run no event loop."""
+    from browser import chromium
+    with chromium() as running:
+        yield running
+
+
+@pytest.fixture
+def tabs(browser):
+    """Pages of a test's own, which may complain of nothing."""
+    from browser import Tabs
+    opened = Tabs(browser)
+    yield opened
+    opened.close()
+    assert opened.faults == []
+
+
+@pytest.fixture(scope="session")
+def script_of(tokenizer):
+    """script_of({word: answer, ...}): a script that answers by the last of these words in the prompt."""
+    def made(answers):
+        def script(prompt):
+            said = tokenizer.decode(prompt)
+            return tokenizer.encode_marked(answers[max(answers, key=said.rfind)])
+
+        return script
+
+    return made
+
+
 @pytest.fixture(scope="session", autouse=True)
 def installation(tmp_path_factory):
     """A state directory of the tests' own: servers make the key for sealed reasoning there."""
