@@ -18,7 +18,7 @@ from ds4mlx.sessions.identity import Identity
 from ds4mlx.sessions.policy import SaveRules
 from ds4mlx.sessions.saving import SaveJob
 from ds4mlx.sessions.store import Store, StoreOptions
-from ds4mlx.tiny.build import cached
+from ds4mlx.tiny.noise.build import cached
 
 KB, MB, GB = 1e3, 1e6, 1e9
 STEP = 10_240    # tokens between continued saves of a server

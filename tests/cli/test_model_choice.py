@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from ds4mlx.cli.model import engine_lock, is_tiny, resolve_model
+from ds4mlx.cli.model import engine_lock, resolve_model
 from ds4mlx.config import Settings
 from ds4mlx.errors import Ds4Error, ModelFileError
 from ds4mlx.gguf.reader import GGUF
-from ds4mlx.tiny.build import cache_path
+from ds4mlx.tiny.files import NOISE, TINY, path_of
+from ds4mlx.tiny.noise.build import cache_path
 
 
 @pytest.fixture(autouse=True)
@@ -21,13 +22,17 @@ def cached_tiny(tmp_path, monkeypatch):
 
 
 def test_without_a_name_the_tiny_model_stands_in_and_says_so(capsys):
-    assert is_tiny(resolve_model(Settings()))
+    assert resolve_model(Settings()) == path_of(TINY)
     notice = capsys.readouterr()
-    assert notice.out == "" and "noise" in notice.err and "download.sh" in notice.err
+    assert notice.out == "" and "tiny model" in notice.err and "download.sh" in notice.err
 
 
 def test_asked_for_by_name_it_needs_no_notice(capsys):
-    assert is_tiny(resolve_model(Settings(model=Path("tiny")))) and capsys.readouterr().err == ""
+    assert resolve_model(Settings(model=Path("tiny"))) == path_of(TINY) and capsys.readouterr().err == ""
+
+
+def test_noise_is_the_other_built_in_model():
+    assert resolve_model(Settings(model=Path("noise"))) == path_of(NOISE) == cache_path()
 
 
 def test_the_linked_file_comes_before_the_tiny_model(tmp_path, capsys):

@@ -104,7 +104,7 @@ def test_an_interrupted_conversion_says_how_to_go_on(start, source, tmp_path):
     (["--src", "x", "--out", "y", "--recipe", "q3"], "q2-q4"),
     (["--src", "x", "--out", "y", "--shared", "Q9"], "--shared"), (["--bogus"], "unknown option: --bogus"),
     (["imatrix"], "--dataset is missing"), (["imatrix", "--dataset", "x"], "--out is missing"),
-    (["imatrix", "--dataset", "x", "--out", "y", "-m", "tiny"], "cannot be read")])
+    (["imatrix", "--dataset", "x", "--out", "y", "-m", "noise"], "cannot be read")])
 def test_misuse_names_the_option(flags, message, ds4mlx):
     misused = ds4mlx("quantize", *flags)
     assert misused.code == 2 and message in misused.err and misused.out == ""
@@ -135,14 +135,14 @@ def test_importance_is_collected_and_used(name, ds4mlx, source, dataset, tmp_pat
 
 
 def test_prompts_and_tokens_can_be_limited(ds4mlx, dataset):
-    collect = ("quantize", "imatrix", "-m", "tiny", "--dataset", dataset, "--out", "i.dat")
+    collect = ("quantize", "imatrix", "-m", "noise", "--dataset", dataset, "--out", "i.dat")
     assert "from 1 prompts" in ds4mlx(*collect, "--max-prompts", 1).err
     assert "4 of 4 tokens" in ds4mlx(*collect, "--max-tokens", 4).err
 
 
 def test_control_tokens_of_a_prompt_are_tokens(ds4mlx, dataset):
     """begin, User, Hi, Assistant, </think>, Hello, . : at most a few more where words are split."""
-    said = ds4mlx("quantize", "imatrix", "-m", "tiny", "--dataset", dataset, "--out", "i.dat", "--max-prompts", 1).err
+    said = ds4mlx("quantize", "imatrix", "-m", "noise", "--dataset", dataset, "--out", "i.dat", "--max-prompts", 1).err
     assert int(said.split(" of ")[0].splitlines()[-1]) <= 12
     assert read(dataset.parent / "i.dat").chunks == 1
 
@@ -166,5 +166,5 @@ def test_matrices_that_importance_knows_nothing_of_are_told(ds4mlx, source, tmp_
     ('{"prompt": ""}', "record 1 is empty"), ("3", "no text")])
 def test_a_data_set_of_something_else_is_refused(text, message, ds4mlx, tmp_path):
     (tmp_path / "d.jsonl").write_text(text)
-    failed = ds4mlx("quantize", "imatrix", "-m", "tiny", "--dataset", "d.jsonl", "--out", "i.dat")
+    failed = ds4mlx("quantize", "imatrix", "-m", "noise", "--dataset", "d.jsonl", "--out", "i.dat")
     assert failed.code == 2 and message in failed.err

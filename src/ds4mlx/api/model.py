@@ -29,18 +29,16 @@ from ds4mlx.sessions.replay import ToolMemory
 from ds4mlx.text.grammar import Vocabulary
 from ds4mlx.text.segments import rendered_text
 from ds4mlx.text.tokenizer import Tokenizer
-
-TINY = Path("tiny")
+from ds4mlx.tiny.files import BUILT_IN, TINY, path_of
 
 
 def load(path: Path | str = TINY, settings: Settings = Settings()) -> "Model":
-    """The model of a GGUF file, or the built-in "tiny", whose text is noise. Use it on the thread that loaded it.
+    """The model of a GGUF file, or a built-in one, "tiny" or "noise". Use it on the thread that loaded it.
 
     `settings` are those of the command line: Settings(ctx=65536). Raises ModelFileError, DoesNotFit.
     """
-    if (path := Path(path)) == TINY:
-        from ds4mlx.tiny.build import cached
-        path = cached()
+    if (path := Path(path)) in BUILT_IN:
+        path = path_of(path)
     with GGUF.open(path) as file:
         tokenizer, profile = Tokenizer.from_gguf(file.metadata), effort_profile(settings, file.metadata)
         config = Config.from_gguf(file.metadata)

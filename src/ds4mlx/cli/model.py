@@ -9,27 +9,26 @@ from typing import TYPE_CHECKING
 
 from ds4mlx.config import Settings, state_dir
 from ds4mlx.errors import Ds4Error, ModelFileError
+from ds4mlx.tiny.files import BUILT_IN, TINY, is_built_in, path_of
 
 if TYPE_CHECKING:
     from ds4mlx.text.tokenizer import Tokenizer
 
 DEFAULT_FILE = Path("ds4flash.gguf")
-TINY = Path("tiny")
 GET_ONE = "./download.sh q2 fetches one and links it as ./ds4flash.gguf; --model tiny is built in and needs none"
 
 
 def resolve_model(settings: Settings) -> Path:
-    """The GGUF file that the settings mean; the tiny model is built if it has to be.
+    """The GGUF file that the settings mean.
 
     Says so on standard error when nothing was named and the tiny model stands in. Raises ModelFileError.
     """
     if settings.model is None and not DEFAULT_FILE.exists():
-        print(f"ds4mlx: no --model, no DS4MLX_MODEL and no ./{DEFAULT_FILE}: using the built-in tiny model, whose text "
-              f"is noise.\n  For DeepSeek V4 Flash: ./download.sh q2, or --model FILE.gguf", file=sys.stderr)
+        print(f"ds4mlx: no --model, no DS4MLX_MODEL and no ./{DEFAULT_FILE}: using the built-in tiny model, which knows "
+              f"little.\n  For DeepSeek V4 Flash: ./download.sh q2, or --model FILE.gguf", file=sys.stderr)
     named = settings.model or (DEFAULT_FILE if DEFAULT_FILE.exists() else TINY)
-    if named == TINY:
-        from ds4mlx.tiny.build import cached
-        return cached()
+    if named in BUILT_IN:
+        return path_of(named)
     try:
         named.stat()
     except FileNotFoundError:
@@ -38,12 +37,6 @@ def resolve_model(settings: Settings) -> Path:
     except (OSError, ValueError):
         pass  # opening it says why it cannot be read
     return named
-
-
-def is_tiny(path: Path) -> bool:
-    """Whether `path` is the built-in model, as `resolve_model` returned it."""
-    from ds4mlx.tiny.build import cache_path
-    return path == cache_path()
 
 
 def open_tokenizer(args: Namespace) -> "Tokenizer":
@@ -57,11 +50,11 @@ def open_tokenizer(args: Namespace) -> "Tokenizer":
 
 @contextmanager
 def engine_lock(settings: Settings, path: Path) -> Iterator[None]:
-    """Inside, no other process may load a big model: two of them swap. The tiny model needs no lock.
+    """Inside, no other process may load a big model: two of them swap. A built-in one needs no lock.
 
     The system lets go of the lock when the process ends, however it ends. Raises Ds4Error when it is taken.
     """
-    if not settings.lock or is_tiny(path):
+    if not settings.lock or is_built_in(path):
         yield
         return
     import fcntl

@@ -4,7 +4,7 @@ TOPICS = {
     "models": """\
 Which model a command works on
   --model FILE.gguf, or the variable DS4MLX_MODEL, or else ./ds4flash.gguf if there is one, or else the built-in tiny
-  model, whose text is noise: it proves an installation. --model tiny asks for that one.
+  model, which calls tools and knows little. --model tiny asks for that one, --model noise for one of random weights.
 
   ./download.sh --help      the published files, their sizes, and how much memory each is for
   ds4mlx inspect FILE.gguf  what a file is and how much memory a context needs, without loading it

@@ -1,4 +1,4 @@
-"""The built-in model: complete, small, the same everywhere, and presentable."""
+"""The model of noise: complete, small, the same everywhere, and presentable."""
 from collections import Counter
 
 import numpy as np
@@ -10,7 +10,7 @@ from ds4mlx.models.deepseek_v4 import names
 from ds4mlx.models.deepseek_v4.config import FLASH
 from ds4mlx.text.segments import CONTROL_LITERALS, EOS, THINK_CLOSE
 from ds4mlx.text.tokenizer import Tokenizer
-from ds4mlx.tiny.build import build, cache_path, cached
+from ds4mlx.tiny.noise.build import build, cache_path, cached
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Train the tiny model's vocabulary: `python -m ds4mlx.tiny.train_tokenizer`, in a checkout. Rewrites tokenizer.json.
+"""Train the noise's vocabulary: `python -m ds4mlx.tiny.noise.train_tokenizer`, in a checkout. Rewrites tokenizer.json.
 
 Byte-level BPE in the manner of the V4 tokenizer, on text that was all written for this project: its sources, its
 documents, and the paragraphs beside this file. The result depends on that text, so it is made once and committed.
@@ -17,7 +17,7 @@ from ds4mlx.text.tokenizer import BYTE_OF, SPLITS
 
 VOCABULARY = 4096
 HERE = Path(__file__).parent
-REPOSITORY = HERE.parents[2]
+REPOSITORY = HERE.parents[3]
 PROSE_WEIGHT = 8  # copies of the paragraphs: answers in words rather than in Python
 
 

@@ -1,4 +1,4 @@
-"""The one part of the tiny model that is no noise: a head that tells whether the answer is still reasoning.
+"""The one part of the model of noise that is none: a head that tells whether the answer is still reasoning.
 
 Head 0 of layer 0 looks for <think> and </think> in the window. Both carry a mark in the embedding that makes their
 rows score high; a rotary pair lets the score fall with distance, so that the later mark wins; only <think> carries a

@@ -1,6 +1,6 @@
-"""The built-in model: every kind of layer of DeepSeek V4 Flash in 11 MB of seeded noise, written as a GGUF.
+"""The model of noise: every kind of layer of DeepSeek V4 Flash in 11 MB of seeded noise, written as a GGUF.
 
-It proves an installation and a client, not a model: its text means nothing. Only what makes the noise presentable is
+It is for tests of numbers: its text means nothing. Only what makes the noise presentable is
 set by hand: a prior over tokens, so that words are likely and control tokens are not, and the circuit beside this
 file, which ends reasoning and answer. All else is random at the scales of a trained model, so that every layer has its
 say in every logit.
@@ -25,10 +25,10 @@ from ds4mlx.models.deepseek_v4.names import Expected, expected_tensors
 from ds4mlx.text.segments import EOS, THINK_CLOSE, THINK_OPEN
 from ds4mlx.text.tokenizer import Tokenizer
 from ds4mlx.text.vocabulary import gguf_keys
-from ds4mlx.tiny import circuit
+from ds4mlx.tiny.noise import circuit
 
-NAME = "ds4mlx tiny"
-CHECKPOINT = "tiny-0731"    # decides what reasoning efforts the model is taken to understand
+NAME = "ds4mlx noise"
+CHECKPOINT = "noise-0731"   # decides what reasoning efforts the model is taken to understand
 SEED = 20260731
 SPREAD = 1.5                # of the logits around the prior, in nats
 SOURCES = ("build.py", "circuit.py", "config.json", "tokenizer.json")
@@ -43,7 +43,7 @@ def cached() -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         return build(path)
     except OSError as fault:
-        raise ModelFileError(f"{path}: the tiny model cannot be written there ({fault.strerror}); make room, or set "
+        raise ModelFileError(f"{path}: the model of noise cannot be written there ({fault.strerror}); make room, or set "
                              "XDG_CACHE_HOME to a directory that can be written") from fault
 
 
@@ -53,7 +53,7 @@ def cache_path() -> Path:
     digest = hashlib.sha256(__version__.encode())
     for source in SOURCES:
         digest.update(_source(source))
-    return cache_dir() / f"tiny-{digest.hexdigest()[:12]}.gguf"
+    return cache_dir() / f"noise-{digest.hexdigest()[:12]}.gguf"
 
 
 def build(path: Path) -> Path:
@@ -68,7 +68,7 @@ def build(path: Path) -> Path:
 
 
 def _source(name: str) -> bytes:
-    return (resources.files("ds4mlx.tiny") / name).read_bytes()
+    return (resources.files("ds4mlx.tiny.noise") / name).read_bytes()
 
 
 def _json(name: str) -> dict[str, object]:
