@@ -35,6 +35,8 @@ TABLE = {
 GRAPH = ("graph", "attention", "indexer", "compressor", "hyper", "experts", "layers", "pages", "rope", "stacked",
          "state", "steering", "weights")
 MLX = ("ops", "notebook", "engine.mlx_", *(f"models.deepseek_v4.{part}" for part in GRAPH))
+TORCH = tuple(f"tiny.training.{part}" for part in (     # where PyTorch lives; all else runs without
+    "attention", "experts", "few_bits", "model", "optimizer", "parts", "rounding", "sinkhorn", "train"))
 SIBLINGS = ("metal_kernels", "cuda_port")   # mapped into the package from folders beside it
 HEAVY = {"mlx", "mlx_lm", "numpy", "tokenizers", "starlette", "hypercorn", "rich", "prompt_toolkit", "transformers",
          "asyncio", "ssl"}
@@ -100,8 +102,8 @@ def in_new_interpreter(code):
 
 
 def test_everything_else_works_on_a_machine_without_mlx():
-    free = [m for m in MODULES if m != "__main__" and not any(within(m, place) for place in MLX)]
-    code = ("import sys, importlib\nfor name in ('mlx', 'mlx_lm'): sys.modules[name] = None\n"
+    free = [m for m in MODULES if m != "__main__" and not any(within(m, place) for place in (*MLX, *TORCH))]
+    code = ("import sys, importlib\nfor name in ('mlx', 'mlx_lm', 'torch'): sys.modules[name] = None\n"
             f"for name in {free}: importlib.import_module('.'.join(filter(None, ['ds4mlx', name])))")
     result = in_new_interpreter(code)
     assert result.returncode == 0, result.stderr
