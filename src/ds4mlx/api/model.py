@@ -42,8 +42,9 @@ def load(path: Path | str = TINY, settings: Settings = Settings()) -> "Model":
     with GGUF.open(path) as file:
         tokenizer, profile = Tokenizer.from_gguf(file.metadata), effort_profile(settings, file.metadata)
         config = Config.from_gguf(file.metadata)
+    settings = replace(settings, model=path)
     # Sessions steer the engine, each in its own way: it begins as it was trained.
-    engine = open_engine(replace(settings, model=path, dir_steering_file=None))
+    engine = open_engine(replace(settings, dir_steering_file=None))
     return Model(engine, tokenizer, settings, profile, config)
 
 
@@ -62,6 +63,12 @@ class Model:
     @property
     def info(self) -> ModelInfo:
         return self.engine.info
+
+    @property
+    def path(self) -> Path:
+        """The file that it was loaded from."""
+        assert self.settings.model is not None
+        return self.settings.model
 
     @property
     def layers(self) -> int:
