@@ -12,6 +12,7 @@ SHOWN = ("Call {name} with {all}.", "Use {name} with {all}.", "Please call {name
 WORDED = ("{Action} with {all}.", "Please {action} with {all}.", "{Action}, {all}.", "Can you {action} with {all}?",
           "I want to {action} with {all}.", "{Action}: {all}.")
 SINGLE = ("{Action} {all}.", "Please {action} {all}.", "Can you {action} {all}?", "I want to {action} {all}.")
+ALONE = ("{Action}.", "Please {action}.", "Call {name}.", "Use {name}.", "Can you {action}?", "I want to {action}.")
 POLITE = ("{}",) * 6 + ("Please help me. {}", "Hello! {}", "Now this: {}", "{} Thanks.")
 
 
@@ -50,7 +51,9 @@ def _invented(rng: Random, tool: Tool) -> tuple[str, Call]:
     if rng.random() < 0.15:
         rng.shuffle(chosen)
     arguments = {each.name: each.value() for each in chosen}
-    if len(chosen) == 1 and rng.random() < 0.5:
+    if not chosen:
+        frame, told = rng.choice(ALONE), ""
+    elif len(chosen) == 1 and rng.random() < 0.5:
         frame, told = rng.choice(SINGLE), shown(rng, arguments[chosen[0].name])
     else:
         frame = rng.choice(SHOWN if rng.random() < 0.35 else WORDED)

@@ -7,6 +7,7 @@ from ds4mlx.chat.messages import Json
 from ds4mlx.tiny.lessons.words import Words
 
 KINDS = ("string",) * 9 + ("integer",) * 4 + ("number", "boolean", "boolean", "enum", "strings", "numbers", "object")
+WITHOUT = 0.05    # share of tools without parameters
 SERVERS = ("mcp__{}__", "{}.", "{}_", "{}__")
 
 
@@ -90,10 +91,10 @@ def parameter(words: Words, name: str, kind: str, required: bool, described: boo
 def invented_parameters(words: Words, most: int) -> tuple[Parameter, ...]:
     rng, described = words.rng, words.rng.random() < 0.4
     names: dict[str, None] = {}
-    for _ in range(rng.randint(1, most)):
+    for _ in range(rng.randint(1, most) if rng.random() > WITHOUT else 0):
         key = words.of("keys") if rng.random() < 0.5 else words.word()
         names[joined(rng, [key, words.word()]) if rng.random() < 0.25 else key] = None
-    needed = rng.randint(1, len(names))
+    needed = rng.randint(min(1, len(names)), len(names))
     return tuple(parameter(words, name, rng.choice(KINDS), i < needed, described) for i, name in enumerate(names))
 
 

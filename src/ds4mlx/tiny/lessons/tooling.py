@@ -85,7 +85,7 @@ def _plan(calls: list[Call]) -> str:
 
 def refused(words: Words, tools: list[Tool]) -> list[Turn]:
     """What none of the tools can do."""
-    topics = {tool.topic for tool in tools}
+    topics = {tool.topic for tool in tools} | {"sum"}   # which needs no tool
     while (other := toolbox(words, Size(tools=1))[0]).topic in topics:
         pass
     text, _ = request(words.rng, other)
