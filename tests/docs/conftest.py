@@ -1,4 +1,6 @@
 import importlib.util
+import subprocess
+import sys
 
 import pytest
 
@@ -13,3 +15,13 @@ def site_builder():
     builder = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(builder)
     return builder
+
+
+@pytest.fixture(scope="package")
+def tiny_server(tiny_path):
+    """The port of a server over the built-in model."""
+    command = [sys.executable, "-m", "ds4mlx", "serve", "-m", str(tiny_path), "--port", "0", "--ctx", "131072",
+               "--no-lock"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server:
+        yield int(server.stdout.readline().strip().rpartition(":")[2])
+        server.terminate()
