@@ -60,14 +60,42 @@ def indexer(tokens):
     ops.select_rows(ops.index_scores(q, weight, zeros(1300, 68, dtype=mx.uint8), 1.0, positions), positions, 4, 512)
 
 
+def hyper(tokens):
+    streams, numbers = zeros(tokens, 4, 4096), (zeros(3), zeros(24), zeros(4096))
+    update = zeros(tokens, 4096), zeros(tokens, 4), zeros(tokens, 4, 4)
+    fn, last = (ops.Blocks(zeros(rows, 2 * 4 * 4096, dtype=mx.uint8), "F16") for rows in (24, 4))
+    for some in (None, update):
+        ops.hyper_input(streams, fn, some, *numbers, 20, 1e-6, 1e-6)
+    ops.hyper_output(streams, last, update, zeros(1), zeros(4), zeros(4096), 1e-6, 1e-6)
+
+
+def between_products(tokens):
+    q, kv, norms = zeros(tokens, 1024), zeros(tokens, 512), (zeros(1024), zeros(512))
+    positions = mx.arange(tokens, dtype=mx.int32)
+    ops.latent(q, kv, *norms, *tables(tokens), zeros(127, 584, dtype=mx.uint8), True, 1e-6)
+    ops.latent_step(q, kv, *norms, *tables(tokens), zeros(tokens, 128, 584, dtype=mx.uint8), positions, True, 1e-6)
+    ops.route(zeros(tokens, 256), zeros(256), None, positions, S, 1.5)
+    ops.route(zeros(tokens, 256), None, zeros(512, S, dtype=mx.int32), positions, S, 1.5)
+
+
+def compressor(ratio, width, packing, overlap):
+    columns, held = width * overlap, ratio * overlap
+    ops.compress_token(zeros(2, columns), zeros(2, columns), zeros(2, held, 2, columns), zeros(ratio, columns),
+                       zeros(width), *tables(2), mx.arange(2, dtype=mx.int32), ratio, packing, 1e-6)
+
+
 CASES = {"dense, a token": lambda: dense(T1), "dense, 16": lambda: dense(16), "dense, 40": lambda: dense(T40),
          **{f"experts, {kind}, {tokens}": lambda kind=kind, tokens=tokens: experts(kind, tokens)
             for kind in ("IQ2_XXS", "Q2_K", "Q4_K", "MXFP4") for tokens in (T1, T40)},
          **{f"attention, chosen {chosen}": lambda chosen=chosen: attention(T40, chosen) for chosen in (False, True)},
          **{f"a step's attention, chosen {chosen}": lambda chosen=chosen: attention_step(2, chosen)
             for chosen in (False, True)},
+         **{f"hyper-connections, {tokens}": lambda tokens=tokens: hyper(tokens) for tokens in (T1, 16, T40)},
+         "between products": lambda: between_products(T1), "compressor, 4": lambda: compressor(4, 512, "fp8", 2),
+         "compressor, index": lambda: compressor(4, 128, "fp4", 2),
+         "compressor, 128": lambda: compressor(128, 512, "fp8", 1),
          "indexer, a token": lambda: indexer(T1), "indexer, 40": lambda: indexer(T40)}
-QUICK = "dense, a token", "experts, IQ2_XXS, 1", "indexer, 40"
+QUICK = "dense, a token", "experts, IQ2_XXS, 1", "compressor, 4"
 
 
 def launches(case):

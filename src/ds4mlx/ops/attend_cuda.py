@@ -5,7 +5,7 @@ import mlx.core as mx
 
 from ds4mlx.cuda_port.forms import attention_slices
 from ds4mlx.cuda_port.source import Defines
-from ds4mlx.ops.cuda_kernel import kernel, limits
+from ds4mlx.ops.cuda_kernel import kernel, limits, zeros
 from ds4mlx.ops.dispatch import exact
 from ds4mlx.ops.paged import Paged
 
@@ -13,6 +13,7 @@ LINEAR = 1 << 30        # rows of a ring, or of a page, that are no ring and no 
 CHUNK_KEYS = 64         # of a tile
 STEP_HEADS = 16         # of a block
 NONE = "(const u8*)0", "(const int*)0", "(const int*)0", "0"    # rows, pages, chosen, picks
+NO_WAY_BACK = "0, 0, 0, 0, 0, 0, 0, 0"  # of a hyper-connection, whose own op does it all here
 
 
 def fits(D: int, R: int) -> bool:
@@ -26,7 +27,7 @@ def chunk(q, cos, sin, window, start, rows, chosen, ratio, sink, width, eps):
     D, ratio = q.shape[1] // H, ratio if rows is not None else 0
     ratio = ratio if ratio and (start + T) // ratio else 0
     inputs = {"q": q, "cosine": cos, "sine": sin, "window": window, "positions": _positions(start, T), "sink": sink,
-              "none": _positions(0, 1)}
+              "none": zeros(1)}
     keys = ["(const u8*)0", "none", *NONE[2:]]
     if ratio:
         inputs["rows"], keys[0] = rows, "(const u8*)rows"
@@ -39,7 +40,7 @@ def chunk(q, cos, sin, window, start, rows, chosen, ratio, sink, width, eps):
     macros = _macros(H, D, 2 * cos.shape[1], window, width, LINEAR, LINEAR, ratio, chosen)
     if exact() or not packed:
         call += (f"::attend_exact(q, cosine, sine, ring, 0, none, 0, fresh, 1, {keys[0]}, {keys[1]}, 0, positions, "
-                 f"{keys[2]}, {keys[3]}, sink, {float(eps)!r}f, o);")
+                 f"{keys[2]}, {keys[3]}, sink, {float(eps)!r}f, o, {NO_WAY_BACK});")
         form, grid, threads, shared = _form(False, 16, 64, 4), (H, T), 256, 0
     else:
         heads, groups = (64, 16) if H % 64 == 0 else (16, 4)
@@ -69,7 +70,7 @@ def step(q, cos, sin, windows, positions, rows: Paged | None, most, chosen, rati
     where = "(const u8*)window, (long long)window_shape[1] * ROW, slots"
     if exact() or windows.dtype != mx.uint8:
         call = (f"::attend_exact(q, cosine, sine, {where}, 1, (const u8*)0, 0, {keys[0]}, {keys[1]}, {page_step}, "
-                f"positions, {keys[2]}, {keys[3]}, sink, {float(eps)!r}f, o);")
+                f"positions, {keys[2]}, {keys[3]}, sink, {float(eps)!r}f, o, {NO_WAY_BACK});")
         (o,) = kernel("attend", call, tuple(inputs), ("o",), macros + _form(False, 16, 64, 4), 256)(
             list(inputs.values()), [((B, H * D), mx.float32)], (H, B))
         return o
@@ -80,7 +81,7 @@ def step(q, cos, sin, windows, positions, rows: Paged | None, most, chosen, rati
     shared = 2 * tile * (D + 8) + middle + 2 * STEP_HEADS * (tile + 8) + 12 * STEP_HEADS + 8 * tile
     macros += (*_form(True, STEP_HEADS, tile, 8), ("CLUSTERED", 0), ("SLICES", slices), ("BLOCKS", together))
     call = (f"::attend(q, cosine, sine, {where}, {keys[0]}, {keys[1]}, {page_step}, positions, {keys[2]}, {keys[3]}, "
-            f"sink, {float(eps)!r}f, 0, sums, limits);")
+            f"sink, {float(eps)!r}f, 0, sums, limits, {NO_WAY_BACK});")
     sums, limits_ = kernel("attend", call, tuple(inputs), ("sums", "limits"), macros, 256, together, shared)(
         list(inputs.values()), [((B, H, slices, D), mx.float32), ((B, H, slices, 2), mx.float32)], (blocks, B, slices))
     (o,) = kernel("attend", "::combine(sums, limits, sink, cosine, sine, o);",
@@ -93,7 +94,7 @@ def _macros(H: int, D: int, R: int, window: mx.array, width: int, ring: int, pag
             chosen: mx.array | None) -> Defines:
     return (("D", D), ("R", R), ("ROW", window.shape[-1] * window.itemsize), ("PACKED", int(window.dtype == mx.uint8)),
             ("RATIO", ratio), ("PAGE_ROWS", page_rows), ("RING", ring), ("H", H), ("WIDTH", width),
-            ("CHOSEN", int(bool(ratio) and chosen is not None)))
+            ("CHOSEN", int(bool(ratio) and chosen is not None)), ("STREAMS", 1), ("HIDDEN", 1))
 
 
 def _form(is_step: bool, heads: int, keys: int, groups: int) -> Defines:

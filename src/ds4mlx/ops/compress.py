@@ -5,12 +5,34 @@ halves ([:w]) of the group before with the own halves ([w:]) of its own group.
 """
 import mlx.core as mx
 
-from ds4mlx.ops import native_step
+from ds4mlx.ops import cuda_kernel, native_step
 from ds4mlx.ops.dispatch import pick
 from ds4mlx.ops.kernel import Template, kernel
 from ds4mlx.ops.kv_round import Packing, pack, pack_bytes
 from ds4mlx.ops.rope_tail import reference as rope_reference
 
+COPIED_BYTES = 32768    # of a frontier, by a block on CUDA
+# Block 0 of a sequence makes the row, from the ring as it was and the token; the others copy the ring, with the token.
+TOKEN_CUDA = """
+int b = blockIdx.y, position = positions[b];
+const int columns = ::Group::COLUMNS, ring = ::Group::HELD * 2 * columns;
+const float *from = frontiers + (size_t)b * ring, *own_k = k + (size_t)b * columns, *own_s = s + (size_t)b * columns;
+if (blockIdx.x == 0) {
+    u8* out = (u8*)made + (size_t)b * ROW;
+    if ((position + 1) % RATIO == 0)
+        ::rows(own_k, own_s, (const u8*)from, ape, norm, cosine + b * (R / 2), sine + b * (R / 2),
+               out - (size_t)(position / RATIO) * ROW, none, position, EPS);
+    else for (int i = threadIdx.x; i < ROW; i += blockDim.x) out[i] = 0;
+    return;
+}
+float* to = after + (size_t)b * ring;
+int slot = position % ::Group::HELD, blocks = gridDim.x - 1;
+for (int i = (blockIdx.x - 1) * blockDim.x + threadIdx.x; i < ring / 4; i += blocks * blockDim.x)
+    if (4 * i / (2 * columns) != slot) ((float4*)to)[i] = ((const float4*)from)[i];
+::Group group = {0, 0, 0, ape, 0};
+for (int i = threadIdx.x; blockIdx.x == 1 && i < columns; i += blockDim.x)
+    group.put(to, position, i, own_k[i], own_s[i]);
+"""
 PARTS_CHANNELS = 2048  # threads of a row times four: 512 threads, whose sums fit threadgroup memory
 
 
@@ -51,7 +73,7 @@ def compress_token(k: mx.array, s: mx.array, frontiers: mx.array, ape: mx.array,
     if frontiers.shape != (B, m * ratio, 2, columns) or cos.shape[0] != B or positions.shape != (B,):
         raise ValueError(f"compress_token: frontiers {frontiers.shape}, tables {cos.shape}, positions "
                          f"{positions.shape} for k {k.shape}, needed {(B, m * ratio, 2, columns)} and {B} others")
-    run = pick(token_reference, metal=token_metal, native=token_cpu)
+    run = pick(token_reference, metal=token_metal, cuda=token_cuda, native=token_cpu)
     return run(k, s, frontiers, ape, norm, cos, sin, positions, packing, eps)
 
 
@@ -60,6 +82,21 @@ def token_cpu(k, s, frontiers, ape, norm, cos, sin, positions, packing, eps):
     if not form.fits():
         return token_reference(k, s, frontiers, ape, norm, cos, sin, positions, packing, eps)
     return native_step.compress(k, s, frontiers, ape, norm, cos, sin, positions, form, eps)
+
+
+def token_cuda(k, s, frontiers, ape, norm, cos, sin, positions, packing, eps):
+    (B, held, _, columns), width, R = frontiers.shape, norm.shape[0], 2 * cos.shape[1]
+    if not (width % 64 == 0 and width <= 1024 and R < width and (packing != "fp4" or width & (width - 1) == 0)):
+        return token_reference(k, s, frontiers, ape, norm, cos, sin, positions, packing, eps)
+    row, dtype = (pack_bytes(width, R, packing), mx.uint8) if packing else (width, mx.float32)
+    macros = (("RATIO", ape.shape[0]), ("M", columns // width), ("W", width), ("R", R),
+              ("INDEX", int(packing == "fp4")), ("PACKED", int(packing is not None)), ("PAGE_ROWS", 1 << 30), ("ROW", row * dtype.size))
+    names = "k", "s", "frontiers", "ape", "norm", "cosine", "sine", "positions", "none"
+    call = TOKEN_CUDA.replace("EPS", f"{float(eps)!r}f")
+    after, made = cuda_kernel.kernel("compress", call, names, ("after", "made"), macros, width)(
+        [k, s, frontiers, ape, norm, cos, sin, positions, cuda_kernel.zeros(1)],
+        [(frontiers.shape, mx.float32), ((B, row), dtype)], (1 + -(-8 * held * columns // COPIED_BYTES), B))
+    return after, made
 
 
 def token_reference(k, s, frontiers, ape, norm, cos, sin, positions, packing, eps):

@@ -19,6 +19,7 @@ from ds4mlx.ops.kernel import Output, Size
 
 HOPPER = Limits(132, 233472, 232448)
 ATTRIBUTES = 16, 81, 97     # of the driver: multiprocessors, shared memory of one of them, and of a block at most
+CAPABILITY = 75             # of the driver: the compute capability's first number
 # Kernels become functions, whose attributes are the outer kernel's; then what MLX writes is one again.
 AS_FUNCTIONS = """#include <cuda_fp16.h>
 #undef __global__
@@ -33,7 +34,7 @@ AS_FUNCTIONS = """#include <cuda_fp16.h>
 AS_KERNEL = """
 #undef __global__
 #undef __grid_constant__
-#define __global__ __attribute__((global)) __attribute__((launch_bounds({threads}, {blocks})))
+#define __global__ __attribute__((global)) __attribute__((launch_bounds({threads}, {blocks}))){cluster}
 #define __grid_constant__ __attribute__((grid_constant))
 """
 
@@ -69,17 +70,27 @@ class CudaKernel:
 
 @cache
 def kernel(stem: str, call: str, inputs: tuple[str, ...], outputs: tuple[str, ...], defines: Defines = (),
-           threads: int = 256, blocks: int = 1, shared_bytes: int = 0) -> CudaKernel:
+           threads: int = 256, blocks: int = 1, shared_bytes: int = 0, cluster: int = 1) -> CudaKernel:
     """The kernel whose body is `call` to entries of cuda_port/kernels/STEM.cu, compiled with macros.
 
     `call`, one or more statements in C++, knows inputs and outputs as pointers, and sizes as NAME_shape[i].
-    blocks: that are to share a multiprocessor; shared_bytes: dynamic shared memory.
+    blocks: that are to share a multiprocessor; shared_bytes: dynamic shared memory; cluster: blocks side by side that
+    run together.
     """
     macros = "".join(f"#define {name} {value}\n" for name, value in defines)
-    header = AS_FUNCTIONS + macros + source(stem) + AS_KERNEL.format(threads=threads, blocks=blocks)
+    together = f" __attribute__((cluster_dims({cluster}, 1, 1)))" if cluster > 1 else ""
+    header = AS_FUNCTIONS + macros + source(stem) + AS_KERNEL.format(threads=threads, blocks=blocks, cluster=together)
     # MLX keeps what it has compiled by name, on disk too: another text has another one.
     mark = sha256("\0".join([header, call, *inputs, *outputs]).encode()).hexdigest()[:16]
     return CudaKernel(f"ds4_{stem}_{mark}", inputs, outputs, header, call, shared_bytes, threads)
+
+
+@cache
+def zeros(count: int) -> mx.array:
+    """i32, for tables of one page or slot."""
+    made = mx.zeros(count, mx.int32)
+    mx.eval(made)
+    return made
 
 
 @contextmanager
@@ -95,17 +106,23 @@ def observe(observer: Observer) -> Iterator[None]:
 @cache
 def limits() -> Limits:
     """Of the card; of a Hopper card where there is none."""
+    found = [_attribute(which) for which in ATTRIBUTES]
+    return Limits(*found) if None not in found else HOPPER
+
+
+@cache
+def clusters() -> bool:
+    """Whether blocks can run as clusters."""
+    return (_attribute(CAPABILITY) or 9) >= 9
+
+
+def _attribute(which: int) -> int | None:
+    """Of the first card, None where there is none."""
     try:
-        driver = CDLL("libcuda.so.1")
+        driver, value = CDLL("libcuda.so.1"), c_int()
     except OSError:
-        return HOPPER
-    found = []
-    for attribute in ATTRIBUTES:
-        value = c_int()
-        if driver.cuInit(0) or driver.cuDeviceGetAttribute(byref(value), attribute, 0):
-            return HOPPER
-        found.append(value.value)
-    return Limits(*found)
+        return None
+    return None if driver.cuInit(0) or driver.cuDeviceGetAttribute(byref(value), which, 0) else value.value
 
 
 @cache

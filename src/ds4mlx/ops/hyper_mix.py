@@ -3,7 +3,7 @@ from collections.abc import Callable
 
 import mlx.core as mx
 
-from ds4mlx.ops import native, native_step
+from ds4mlx.ops import hyper_cuda, native, native_step
 from ds4mlx.ops.dense_matmul import dense_matmul
 from ds4mlx.ops.dense_matmul import reference as dense_reference
 from ds4mlx.ops.dispatch import pick
@@ -57,6 +57,31 @@ def hyper_leave(streams: mx.array, sums: mx.array, scale: mx.array, base: mx.arr
     """
     metal = leave_metal if _has_kernels(streams) else None
     return pick(leave_reference, metal=metal, native=leave_cpu)(streams, sums, scale, base, norm, hc_eps, norm_eps)
+
+
+def hyper_input(streams: mx.array, fn: Blocks, update: Update | None, scale: mx.array, base: mx.array, norm: mx.array,
+                iterations: int, hc_eps: float, norm_eps: float) -> tuple[mx.array, mx.array, mx.array, mx.array]:
+    """`hyper_mix`, then `hyper_enter`: x, the streams, post and m; on CUDA in one pass over the streams."""
+    cuda = hyper_cuda.enter if hyper_cuda.fits(streams, fn) else None
+    return pick(_mix_and_enter, cuda=cuda)(streams, fn, update, scale, base, norm, iterations, hc_eps, norm_eps)
+
+
+def hyper_output(streams: mx.array, fn: Blocks, update: Update | None, scale: mx.array, base: mx.array, norm: mx.array,
+                 hc_eps: float, norm_eps: float) -> mx.array:
+    """`hyper_mix`, then `hyper_leave`: x; on CUDA in one pass over the streams."""
+    cuda = hyper_cuda.leave if hyper_cuda.fits(streams, fn) else None
+    return pick(_mix_and_leave, cuda=cuda)(streams, fn, update, scale, base, norm, hc_eps, norm_eps)
+
+
+def _mix_and_enter(streams, fn, update, scale, base, norm, iterations, hc_eps, norm_eps):
+    streams, sums = hyper_mix(streams, fn, update)
+    x, post, m = hyper_enter(streams, sums, scale, base, norm, iterations, hc_eps, norm_eps)
+    return x, streams, post, m
+
+
+def _mix_and_leave(streams, fn, update, scale, base, norm, hc_eps, norm_eps):
+    streams, sums = hyper_mix(streams, fn, update)
+    return hyper_leave(streams, sums, scale, base, norm, hc_eps, norm_eps)
 
 
 def _has_kernels(streams: mx.array) -> bool:

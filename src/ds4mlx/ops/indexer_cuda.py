@@ -1,10 +1,8 @@
 """The indexer on CUDA: queries rounded as rows are, held in halves; scores of the rows that are seen; the best."""
-from functools import cache
-
 import mlx.core as mx
 
 from ds4mlx.cuda_port.source import Defines
-from ds4mlx.ops.cuda_kernel import kernel
+from ds4mlx.ops.cuda_kernel import kernel, zeros
 from ds4mlx.ops.paged import Paged
 
 ROWS = 128              # that a block scores
@@ -31,7 +29,7 @@ def scores(q, weight, rows, scale, positions):
             f"{float(scale)!r}f);")
     (found,) = kernel("indexer_topk", call, ("q", "weight", "rows", "pages", "positions"), ("found",),
                       _macros(H, W, 0, True, WHOLE))(
-        [q, weight, rows, _page(), positions], [((T, C), mx.float32)], (-(-C // ROWS), -(-T // queries)))
+        [q, weight, rows, zeros(1), positions], [((T, C), mx.float32)], (-(-C // ROWS), -(-T // queries)))
     return found
 
 
@@ -55,10 +53,3 @@ def select(scores, positions, ratio, k):
 def _macros(H: int, W: int, R: int, packed: bool, page_rows: int) -> Defines:
     row = W // 2 + W // 32 if packed else 4 * W
     return ("H", H), ("W", W), ("R", R), ("PACKED", int(packed)), ("ROW", row), ("PAGE_ROWS", page_rows)
-
-
-@cache
-def _page() -> mx.array:
-    made = mx.zeros(1, mx.int32)
-    mx.eval(made)
-    return made

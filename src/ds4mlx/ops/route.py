@@ -1,6 +1,7 @@
 """Which experts a token goes to, and how much each of them counts."""
 import mlx.core as mx
 
+from ds4mlx.ops import cuda_kernel
 from ds4mlx.ops.dispatch import pick
 from ds4mlx.ops.kernel import kernel
 from ds4mlx.ops.ranking import ranks
@@ -20,7 +21,8 @@ def route(logits: mx.array, bias: mx.array | None, table: mx.array | None, ids: 
     if not 0 < k <= (logits.shape[-1] if table is None else table.shape[-1]):
         raise ValueError(f"route: {k} of {logits.shape[-1] if table is None else table.shape[-1]} experts")
     fits = k <= 32 and logits.shape[-1] <= 1024    # one choice a lane; all scores in the registers of a simdgroup
-    return pick(reference, metal=metal if fits else None)(logits, bias, table, ids, k, scale)
+    kernels = {"metal": metal, "cuda": cuda} if fits else {}
+    return pick(reference, **kernels)(logits, bias, table, ids, k, scale)
 
 
 def probability(logits: mx.array) -> mx.array:
@@ -36,6 +38,17 @@ def reference(logits, bias, table, ids, k, scale):
         selected = mx.sort(mx.argpartition(ranks(p + bias), kth=k - 1, axis=-1)[..., :k].astype(mx.int32), axis=-1)
     chosen = mx.take_along_axis(p, selected, axis=-1)
     return selected, chosen / chosen.sum(axis=-1, keepdims=True) * scale
+
+
+def cuda(logits, bias, table, ids, k, scale):
+    T, E = logits.shape
+    how = {"bias": bias} if table is None else {"table": table, "ids": ids}
+    call = (f"::scored(logits, {'bias, 0, 0' if table is None else '0, table, ids'}, selected, weight, "
+            f"{float(scale)!r}f, 0, 0, 0, 0, 0, 0, 0, 0);")     # no hyper-connection to be finished
+    selected, weight = cuda_kernel.kernel("route", call, ("logits", *how), ("selected", "weight"),
+                                          (("E", E), ("K", k), ("STREAMS", 1), ("HIDDEN", 1)), 32)(
+        [logits, *how.values()], [((T, k), mx.int32), ((T, k), mx.float32)], (T,))
+    return selected, weight
 
 
 def metal(logits, bias, table, ids, k, scale):

@@ -27,13 +27,10 @@ def enter(streams: mx.array, update: Update | None, fn: Linear, scale: mx.array,
     """Streams [T, 4, D] and the update they still lack, to a half layer's input x [T, D], normalised; the streams
     with the update; and post and m of this half layer's own update."""
     c = config
-    streams, sums = ops.hyper_mix(streams, fn.weight, update)
-    x, post, m = ops.hyper_enter(streams, sums, scale, base, norm, c.hc_sinkhorn_iters, c.hc_eps, c.rms_norm_eps)
-    return x, streams, post, m
+    return ops.hyper_input(streams, fn.weight, update, scale, base, norm, c.hc_sinkhorn_iters, c.hc_eps, c.rms_norm_eps)
 
 
 def leave(streams: mx.array, update: Update | None, fn: Linear, scale: mx.array, base: mx.array, norm: mx.array,
           config: Config) -> mx.array:
     """Streams and the update they still lack to the output matrix's input [T, D], normalised: no Sinkhorn here."""
-    streams, sums = ops.hyper_mix(streams, fn.weight, update)
-    return ops.hyper_leave(streams, sums, scale, base, norm, config.hc_eps, config.rms_norm_eps)
+    return ops.hyper_output(streams, fn.weight, update, scale, base, norm, config.hc_eps, config.rms_norm_eps)
