@@ -45,7 +45,7 @@ class Settings:
     honor_thinking_budget: bool = False         # `thinking.budget_tokens` of a request ends its reasoning
     # sampling, where a request says nothing
     tokens: int = 393216
-    temp: float = 1.0
+    temp: float | None = None                   # None: what the model file recommends, else 1
     top_p: float = 1.0
     min_p: float = 0.05
     top_k: int = 0
@@ -107,7 +107,7 @@ class Settings:
         sources += [*_from_environment(environment), *_from_flags(given)]
         chosen = {name: (value, told) for name, value, told in sources}
         values = {name: _parsed(name, value, told) for name, (value, told) in chosen.items()}
-        settings = replace(cls(), **values)
+        settings = replace(cls(), **values)     # type: ignore[arg-type]  # each was parsed into its field's type
         _check_cold_saves(settings)
         return settings
 
@@ -214,8 +214,8 @@ def _keys(path: Path, section: str, table: Mapping[str, object]) -> Iterator[Giv
 
 
 def _kind(name: str) -> type:
-    """The type of a setting that is given: `int` for `int | None`, `tuple` for `tuple[str, ...]`, or Literal."""
-    return get_origin(_given_type(name)) or _given_type(name)
+    """The type of a setting that is given: `int` for `int | None`, `tuple` for `tuple[str, ...]`."""
+    return cast(type, get_origin(_given_type(name)) or _given_type(name))
 
 
 def _given_type(name: str) -> type:
@@ -226,12 +226,12 @@ def _given_type(name: str) -> type:
 
 def _parsed(name: str, value: object, told: str) -> object:
     """A value from any source in the setting's type. Raises UsageError: `told`, what was found, what is needed."""
-    kind = _kind(name)
-    if kind is Literal:
+    if get_origin(_given_type(name)) is Literal:
         choices = get_args(_given_type(name))
         if value not in choices:
             raise _wrong(told, value, f"one of {', '.join(choices)}")
         return value
+    kind = _kind(name)
     if kind is bool:
         return value if isinstance(value, bool) else _switch(value, told)
     if kind is tuple:

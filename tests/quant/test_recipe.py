@@ -1,4 +1,7 @@
 """Which type a tensor gets."""
+import json
+import shutil
+
 import pytest
 from oracle.weights import CONFIG
 
@@ -90,3 +93,11 @@ def test_rows_that_are_no_whole_blocks_are_refused():
     need = expected_tensors(narrow)[DOWN.format(0)]
     with pytest.raises(UsageError, match="rows of 128 weights, Q2_K needs a multiple of 256"):
         recipe("q2").kind(DOWN.format(0), need, "FP4", 5)
+
+
+@pytest.mark.parametrize("told, temperature", [
+    ({"do_sample": False, "temperature": 0.6}, 0.0), ({"do_sample": True, "temperature": 0.6}, 0.6), ({}, None)])
+def test_the_file_recommends_the_temperature_of_the_checkpoint(few_bits, plan_of, tmp_path, told, temperature):
+    shutil.copytree(few_bits, tmp_path / "source")
+    (tmp_path / "source" / "generation_config.json").write_text(json.dumps(told))
+    assert plan_of(tmp_path / "source").metadata.get("general.sampling.temp") == temperature

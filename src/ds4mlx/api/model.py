@@ -14,7 +14,7 @@ from ds4mlx.chat.dialects.deepseek_v4_templates import EffortProfile
 from ds4mlx.chat.messages import Conversation, Effort, Json
 from ds4mlx.config import Settings
 from ds4mlx.engine.open import open_engine
-from ds4mlx.engine.protocol import Engine, ModelInfo
+from ds4mlx.engine.protocol import Engine, ModelInfo, Sampling
 from ds4mlx.engine.taps import Watcher
 from ds4mlx.errors import UsageError
 from ds4mlx.gguf.reader import GGUF
@@ -23,7 +23,7 @@ from ds4mlx.models.deepseek_v4.directions import Steering, read_steering
 from ds4mlx.server.fields import Fields
 from ds4mlx.server.openai_chat import read_chat
 from ds4mlx.service.constraint import constraint_of, is_free
-from ds4mlx.service.encoding import Encoder, effort_profile
+from ds4mlx.service.encoding import Encoder, as_recommended, effort_profile
 from ds4mlx.service.turn import EncodedPrompt, Turn
 from ds4mlx.sessions.replay import ToolMemory
 from ds4mlx.text.grammar import Vocabulary
@@ -42,7 +42,7 @@ def load(path: Path | str = TINY, settings: Settings = Settings()) -> "Model":
     with GGUF.open(path) as file:
         tokenizer, profile = Tokenizer.from_gguf(file.metadata), effort_profile(settings, file.metadata)
         config = Config.from_gguf(file.metadata)
-    settings = replace(settings, model=path)
+        settings = as_recommended(replace(settings, model=path), file.metadata)
     # Sessions steer the engine, each in its own way: it begins as it was trained.
     engine = open_engine(replace(settings, dir_steering_file=None))
     return Model(engine, tokenizer, settings, profile, config)
@@ -63,6 +63,11 @@ class Model:
     @property
     def info(self) -> ModelInfo:
         return self.engine.info
+
+    @property
+    def sampling(self) -> Sampling:
+        """How answers are drawn where nobody says: as the file recommends."""
+        return Sampling() if self.settings.temp is None else Sampling(temperature=self.settings.temp)
 
     @property
     def path(self) -> Path:

@@ -120,7 +120,7 @@ class RemoteSession:
     def chat(self, said: str | Messages, *, tools: Sequence[dict[str, Json]] | None = None,
              tool_choice: ToolChoice | None = None, response_format: dict[str, Json] | None = None,
              thinking: bool | None = None, effort: Effort | None = None, max_tokens: int | None = None,
-             sampling: Sampling = Sampling(), stop: Sequence[str] = ()) -> Answer:
+             sampling: Sampling | None = None, stop: Sequence[str] = ()) -> Answer:
         """As Session.chat; the request is sent when the answer is read, and what is refused is raised there."""
         self._settle()
         self.style = Style(self.style.tools if tools is None else tuple(tools),
@@ -130,7 +130,7 @@ class RemoteSession:
         return self._begin("/v1/chat/completions", {**request(self.messages, self.style, tool_choice, response_format),
                                                     **_limits(max_tokens, sampling, stop)})
 
-    def complete(self, text: str = "", *, max_tokens: int | None = None, sampling: Sampling = Sampling(),
+    def complete(self, text: str = "", *, max_tokens: int | None = None, sampling: Sampling | None = None,
                  stop: Sequence[str] = ()) -> Answer:
         """As Session.complete, behind tokens, since a server makes a question of a text."""
         self._settle()
@@ -232,14 +232,20 @@ def _usage(said: Mapping[str, Json]) -> Usage:
                  said["completion_tokens_details"]["reasoning_tokens"])
 
 
-def _limits(max_tokens: int | None, sampling: Sampling, stop: Sequence[str]) -> Body:
+def _limits(max_tokens: int | None, sampling: Sampling | None, stop: Sequence[str]) -> Body:
+    """Members of a request; without `sampling` the server decides how answers are drawn."""
+    asked = {} if sampling is None else _drawn(sampling)
+    return asked | ({} if max_tokens is None else {"max_tokens": max_tokens}) | ({"stop": list(stop)} if stop else {})
+
+
+def _drawn(sampling: Sampling) -> Body:
     if sampling.banned:  # the API has no such member, and the strongest bias that it takes is as good
         sampling = replace(sampling, logit_bias={**sampling.logit_bias, **dict.fromkeys(sampling.banned, -100.0)})
     body: Body = {name: getattr(sampling, name) for name in (
         "temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty",
         "repetition_penalty")}
     body["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias.items()}
-    return body | ({} if max_tokens is None else {"max_tokens": max_tokens}) | ({"stop": list(stop)} if stop else {})
+    return body
 
 
 def _refusal(fault: HTTPError) -> str:

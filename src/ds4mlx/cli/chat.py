@@ -194,7 +194,7 @@ class Chat:
     def _turn(self) -> "Turn":
         from ds4mlx.server.fields import Fields
         from ds4mlx.server.openai_chat import read_chat
-        turn = read_chat(Fields(self.dialogue.body(self.settings.seed)), self.settings).turn
+        turn = read_chat(Fields(self.dialogue.body(self.settings.seed)), self.service.settings).turn
         return replace(turn, max_tokens=self._most)
 
     def _after(self, view: "AnswerView") -> None:

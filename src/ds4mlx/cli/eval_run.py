@@ -152,7 +152,7 @@ def _view(args: Namespace, asked: Sequence[Asked], stop: Stop) -> View:
 
 def _sampling(settings: "Settings") -> "Sampling":
     from ds4mlx.engine.protocol import Sampling
-    return Sampling(settings.temp, settings.top_p, settings.top_k, settings.min_p, settings.seed or 0)
+    return Sampling(settings.temp or 0.0, settings.top_p, settings.top_k, settings.min_p, settings.seed or 0)
 
 
 def _prompts(cases: Sequence[Case], settings: "Settings") -> "tuple[list[Asked], Tokenizer]":

@@ -53,7 +53,8 @@ def add_sampling_flags(parser: ArgumentParser) -> None:
     """How tokens are chosen, and how many."""
     group = parser.add_argument_group("sampling")
     group.add_argument("-n", "--tokens", metavar="N", help="most tokens of an answer")
-    group.add_argument("--temp", metavar="F", help="temperature; 0: always the likeliest token (1)")
+    group.add_argument("--temp", metavar="F", help="temperature; 0: always the likeliest token (what the file "
+                       "recommends, else 1)")
     group.add_argument("--top-p", metavar="F", help="(1)")
     group.add_argument("--min-p", metavar="F", help="(0.05)")
     group.add_argument("--top-k", metavar="N", help="0: off (0)")

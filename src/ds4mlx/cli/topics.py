@@ -25,8 +25,9 @@ Where settings come from
 """,
     "sampling": """\
 How tokens are chosen
-  --temp 0 always takes the likeliest token; 1, the default, draws as the model means. --min-p 0.05, the default, leaves
-  out what is less than a twentieth as likely as the best; --top-p and --top-k cut the rest, 1 and 0 being off.
+  --temp 0 always takes the likeliest token; 1 draws as the model means. The default is what the model file recommends
+  (0 for the built-in one), else 1. --min-p 0.05, the default, leaves out what is less than a twentieth
+  as likely as the best; --top-p and --top-k cut the rest, 1 and 0 being off.
   --seed makes an answer repeatable: the same seed, settings and prompt give the same answer, whatever else runs.
   -n limits the tokens of an answer, reasoning among them; --stop ends it before a text.
 """,

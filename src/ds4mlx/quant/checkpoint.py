@@ -67,6 +67,13 @@ class Checkpoint:
         """tokenizer.json. Raises ModelFileError."""
         return _json(self.directory / "tokenizer.json")
 
+    def temperature(self) -> float | None:
+        """What generation_config.json, where there is one, recommends; 0 for always the likeliest token."""
+        path = self.directory / "generation_config.json"
+        told = _json(path) if path.exists() else {}
+        wanted = 0.0 if told.get("do_sample") is False else told.get("temperature")
+        return float(wanted) if isinstance(wanted, int | float) else None
+
     def fingerprint(self, name: str) -> str:
         """Hex SHA-256 of the checkpoint's name and its tensors: `ds4mlx.source_fp`."""
         return hashlib.sha256(json.dumps([name, self.shards.digest()]).encode()).hexdigest()

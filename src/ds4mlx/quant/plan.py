@@ -101,6 +101,8 @@ def _metadata(checkpoint: Checkpoint, recipe: Recipe, importance: Importance | N
     keys |= {"general.name": name, "general.file_type": FILE_TYPE, "general.quantization_version": BLOCKS_VERSION,
              "ds4mlx.creator": f"ds4mlx {__version__}", "ds4mlx.recipe": recipe.describe(),
              "ds4mlx.checkpoint": name, "ds4mlx.source_fp": checkpoint.fingerprint(name)}
+    if (temperature := checkpoint.temperature()) is not None:
+        keys["general.sampling.temp"] = temperature
     if importance is not None:
         with open(importance.path, "rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()

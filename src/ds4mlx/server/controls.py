@@ -36,7 +36,7 @@ def read_sampling(body: Fields, settings: Settings, top_logprobs: int = 0) -> Sa
     """Sampling fields, the server's defaults where the client says nothing."""
     seed = body.integer("seed")
     return Sampling(
-        temperature=_or(body.number("temperature", 0, 2), settings.temp),
+        temperature=_or(body.number("temperature", 0, 2), _or(settings.temp, Sampling().temperature)),
         top_p=_or(body.number("top_p", 0, 1), settings.top_p),
         top_k=max(0, _or(body.integer("top_k", -1), settings.top_k)),
         min_p=_or(body.number("min_p", 0, 1), settings.min_p),

@@ -142,6 +142,12 @@ def prompt_for(conversation: Conversation, settings: Settings, metadata: Mapping
                   layout=settings.prompt_layout)
 
 
+def as_recommended(settings: Settings, metadata: Mapping[str, object]) -> Settings:
+    """The settings, with the temperature that the model file recommends where they say none."""
+    told = metadata.get("general.sampling.temp")
+    return replace(settings, temp=float(told)) if settings.temp is None and isinstance(told, int | float) else settings
+
+
 def effort_profile(settings: Settings, metadata: Mapping[str, object]) -> EffortProfile:
     """Which effort texts the checkpoint was trained on: as set, else by the checkpoint's name in the file."""
     if settings.effort_profile != "auto":

@@ -21,7 +21,7 @@ from ds4mlx.errors import BadRequest
 from ds4mlx.gguf.reader import GGUF
 from ds4mlx.service.answer import Answer
 from ds4mlx.service.constraint import constraint_of
-from ds4mlx.service.encoding import Encoder, effort_profile, wanted_effort
+from ds4mlx.service.encoding import Encoder, as_recommended, effort_profile, wanted_effort
 from ds4mlx.service.mailbox import Mailbox
 from ds4mlx.service.metrics import Metrics
 from ds4mlx.service.requests import Known
@@ -227,6 +227,7 @@ def open_service(settings: Settings) -> Service:
     assert settings.model is not None, "resolve the model before opening a service"
     with GGUF.open(settings.model) as file:
         tokenizer, profile = Tokenizer.from_gguf(file.metadata), effort_profile(settings, file.metadata)
+        settings = as_recommended(settings, file.metadata)
     return Service(lambda: open_engine(settings), tokenizer, settings, profile)
 
 
