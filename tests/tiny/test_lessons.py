@@ -14,6 +14,7 @@ from ds4mlx.tiny.lessons.episode import Episode
 from ds4mlx.tiny.lessons.mixing import STAGES, episode
 from ds4mlx.tiny.lessons.packing import ANSWER, weights_of
 from ds4mlx.tiny.lessons.tasks import held_out, needles
+from ds4mlx.tiny.lessons.texts import texts
 from ds4mlx.tiny.lessons.words import Words, held, listed
 
 LENGTHS = {1: 256, 2: 1024, 3: 4096}
@@ -107,3 +108,9 @@ def test_a_needle_lies_as_far_back_as_it_says():
     for task in needles(3, 6):
         behind = task.question[task.question.index(task.stated[0]):]
         assert 0.7 * task.back < len(tokenizer.encode_literal(behind)) < 1.5 * task.back
+
+
+def test_lessons_as_text_have_the_ids_of_the_rows():
+    tokenizer = lessons.vocabulary()
+    for text in texts(0, 20, 2, 1024):
+        assert text == tokenizer.decode(tokenizer.encode_marked(text)) and text.endswith("<｜end▁of▁sentence｜>")
