@@ -20,7 +20,7 @@ def episode(words: Words, stage: int, room: int) -> Episode:
     if stage == 1:
         lesson = rng.choices(("copy", "table", "tools", "talk", "sums"), (35, 25, 30, 6, 4))[0]
     else:
-        lesson = rng.choices(("copy", "table", "tools", "talk", "sums"), (8, 8, 64, 13, 7))[0]
+        lesson = rng.choices(("copy", "table", "tools", "talk", "sums"), (10, 10, 62, 12, 6))[0]
     made = _tools(words, stage, room) if lesson == "tools" else Episode(_talk(words, lesson, room), _opening(words))
     return _minded(rng, made, stage)
 
@@ -41,7 +41,7 @@ def _talk(words: Words, lesson: str, room: int) -> list[Turn]:
     rng = words.rng
     match lesson:
         case "copy":
-            return copying(words, max(1, min(rng.choice((4, 12, 40)), room // 12)))
+            return copying(words, max(1, min(rng.choice((4, 12, 40, 120)), room // 10)))
         case "table":
             return table(words, max(2, min(rng.choice((4, 8, 30)), room // 24)), 6)
         case "sums":

@@ -10,6 +10,7 @@ from ds4mlx.tiny.lessons.words import Words
 FRAMES = ("{}", "{}", "{}", "Hello. {}", "Please tell me: {}", "A question: {}", "{} Thanks.", "I wonder: {}")
 SUMS = ("What is {}?", "{}", "{} = ?", "Calculate {}.", "How much is {}?", "Compute {}.", "What does {} give?",
         "Tell me what {} is.")
+LONG = 30    # words to repeat, from which on it is once and mostly far
 CHARACTERS = string.ascii_letters + string.digits + "_-./:"
 REASONS_OF_SUMS = ("I add.", "I subtract.", "I multiply.")
 
@@ -78,19 +79,19 @@ def table(words: Words, most: int = 8, questions: int = 3) -> list[Turn]:
 
 
 def copying(words: Words, longest: int = 12) -> list[Turn]:
-    """Repeat exactly what is given: the skill that every call needs."""
+    """Repeat exactly what is given: the skill that every call needs. Long texts teach it over long distances."""
     rng = words.rng
     turns: list[Turn] = []
-    for _ in range(rng.choice((1, 1, 2, 3))):
-        text = _anything(words, longest)
+    for _ in range(rng.choice((1, 1, 2, 3)) if longest < LONG else 1):
+        text = _anything(words, rng.randint(1, longest) if longest < LONG else rng.randint(longest // 2, longest))
         frame = rng.choice(("Repeat: {}", "Say {}", "Copy this:\n{}", "Repeat after me: {}", "Echo {}", "Write {}"))
         turns += [Ask(frame.format(text)), Reply(text, reasoning="I copy it.")]
     return turns
 
 
-def _anything(words: Words, longest: int) -> str:
+def _anything(words: Words, count: int) -> str:
+    """About that many words, or as much of something else."""
     rng = words.rng
-    count = rng.randint(1, longest)
     match rng.randrange(5):
         case 0:
             return " ".join([words.word() for _ in range(count)])
