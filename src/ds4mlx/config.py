@@ -221,7 +221,8 @@ def _kind(name: str) -> type:
 def _given_type(name: str) -> type:
     hint = get_type_hints(Settings)[name]
     alternatives = get_args(hint)
-    return next(t for t in alternatives if t is not NoneType) if NoneType in alternatives else hint
+    given: type = next(t for t in alternatives if t is not NoneType) if NoneType in alternatives else hint
+    return given
 
 
 def _parsed(name: str, value: object, told: str) -> object:

@@ -1,6 +1,6 @@
 """The same session on a live server: it speaks OpenAI's API, and asks `POST /tokenize` where tokens are wanted."""
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from http.client import HTTPResponse
 from pathlib import Path
@@ -10,9 +10,8 @@ from urllib.request import ProxyHandler, Request, build_opener
 
 from ds4mlx.api import saved
 from ds4mlx.api.answer import Answer
+from ds4mlx.api.chunks import Chunk, events
 from ds4mlx.api.rendering import Messages, Rendered, Style, ToolChoice, answer_message, listed, request
-from ds4mlx.chat.events import (Event, Finish, FinishReason, ReasoningDelta, TextDelta, ToolArgsDelta, ToolCallEnd,
-                                ToolCallStart, Usage)
 from ds4mlx.chat.messages import Effort, Json
 from ds4mlx.engine.protocol import Sampling
 from ds4mlx.errors import BadRequest, Ds4Error
@@ -68,7 +67,8 @@ class Server:
         """Raises BadRequest for what the server refuses, Ds4Error where it does not answer."""
         data = None if body is None else json.dumps(body).encode()
         try:
-            return self._opener.open(Request(self.url + path, data, self._headers), timeout=TIMEOUT_S)
+            answer: HTTPResponse = self._opener.open(Request(self.url + path, data, self._headers), timeout=TIMEOUT_S)
+            return answer
         except HTTPError as fault:
             with fault:
                 raise BadRequest(_refusal(fault), status=fault.code) from None
@@ -76,7 +76,7 @@ class Server:
             raise Ds4Error(f"{self.url} does not answer ({fault}); start it with ds4mlx serve, or give its address") \
                 from fault
 
-    def chunks(self, path: str, body: Body) -> Iterator[Mapping[str, Json]]:
+    def chunks(self, path: str, body: Body) -> Iterator[Chunk]:
         """The JSON of a streamed answer, as it comes. The request is sent when the first is asked for."""
         with self.open(path, body | {"stream": True, "stream_options": {"include_usage": True}}) as answer:
             for line in answer:
@@ -138,7 +138,7 @@ class RemoteSession:
         self._head = self._head or (question.tokens[:1] if question else self.tokens)
         self._written += text
         self._chatting = False
-        return self._begin("/v1/completions", {"prompt": self.tokens, **_limits(max_tokens, sampling, stop)})
+        return self._begin("/v1/completions", {"prompt": [*self.tokens], **_limits(max_tokens, sampling, stop)})
 
     def rewind(self, length: int) -> None:
         """As Session.rewind."""
@@ -185,7 +185,7 @@ class RemoteSession:
         return self._server.tokenize(request(self.messages[:told], self.style))
 
     def _begin(self, path: str, body: Body) -> Answer:
-        self._answer = answer = Answer(_events(self._server.chunks(path, body)))
+        self._answer = answer = Answer(events(self._server.chunks(path, body)))
         return answer
 
     def _settle(self) -> None:
@@ -198,38 +198,6 @@ class RemoteSession:
             self.messages.append(answer_message(answer.text, answer.reasoning, answer.calls, answer.call_ids))
         else:
             self._written += answer.text
-
-
-def _events(chunks: Iterator[Mapping[str, Json]]) -> Iterator[Event]:
-    """Chunks of either API to events, the last of them Finish."""
-    calls, reason, usage = 0, "cancelled", Usage(0, 0, 0, 0)
-    for chunk in chunks:
-        if chunk.get("usage"):
-            usage = _usage(chunk["usage"])
-        for choice in chunk["choices"]:
-            delta = choice.get("delta", choice)
-            if reasoning := delta.get("reasoning_content"):
-                yield ReasoningDelta(reasoning)
-            if text := delta.get("content", delta.get("text")):
-                yield TextDelta(text)
-            for call in delta.get("tool_calls", ()):
-                if "id" in call:
-                    calls += 1
-                    yield ToolCallStart(call["index"], call["function"]["name"], call["id"])
-                if fragment := call["function"]["arguments"]:
-                    yield ToolArgsDelta(call["index"], fragment)
-            reason = choice.get("finish_reason") or reason
-    yield from map(ToolCallEnd, range(calls if reason == "tool_calls" else 0))
-    yield Finish(_reason(reason), usage)
-
-
-def _reason(said: str) -> FinishReason:
-    return said if said in ("stop", "tool_calls", "length", "cancelled") else "error"
-
-
-def _usage(said: Mapping[str, Json]) -> Usage:
-    return Usage(said["prompt_tokens"], said["prompt_tokens_details"]["cached_tokens"], said["completion_tokens"],
-                 said["completion_tokens_details"]["reasoning_tokens"])
 
 
 def _limits(max_tokens: int | None, sampling: Sampling | None, stop: Sequence[str]) -> Body:
@@ -251,6 +219,7 @@ def _drawn(sampling: Sampling) -> Body:
 def _refusal(fault: HTTPError) -> str:
     """What the server says is wrong."""
     try:
-        return json.loads(fault.read())["error"]["message"]
+        told: str = json.loads(fault.read())["error"]["message"]
+        return told
     except (ValueError, KeyError, TypeError):
         return f"the server answers {fault.code} {fault.reason}"

@@ -71,9 +71,10 @@ class Said:
 def write_messages(path: Path, said: Said) -> None:
     """Raises OSError."""
     style = said.style
-    told = {"messages": said.messages, "tools": list(style.tools), "thinking": style.thinking, "effort": style.effort,
-            "ends": said.ends, "keys": [[b64encode(key.key).decode(), key.kind, key.frontier] for key in said.visible],
-            "tokens": said.tokens, "text": said.text}
+    keys = [[b64encode(key.key).decode(), key.kind, key.frontier] for key in said.visible]
+    told: dict[str, object] = {
+        "messages": said.messages, "tools": list(style.tools), "thinking": style.thinking, "effort": style.effort,
+        "ends": said.ends, "keys": keys, "tokens": said.tokens, "text": said.text}
     path.write_text(json.dumps(told, ensure_ascii=False), "utf-8")
 
 

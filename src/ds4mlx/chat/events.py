@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 FinishReason = Literal["stop", "stop_string", "tool_calls", "length", "cancelled", "error"]
+Alternative = tuple[int, bytes, float]  # a token, its bytes, its log-probability
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,7 @@ class TokenLogprob:
     token: int
     bytes: bytes
     logprob: float
-    top: tuple[tuple[int, bytes, float], ...]
+    top: tuple[Alternative, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,8 @@ class Number(float):
 
 def parse(text: str) -> Json:
     """JSON text -> value, every number a Number. Raises ValueError; RecursionError when nested too deep."""
-    return json.loads(text, parse_float=Number, parse_int=Number, parse_constant=_refuse)
+    value: Json = json.loads(text, parse_float=Number, parse_int=Number, parse_constant=_refuse)
+    return value
 
 
 def spell(value: Json) -> str:

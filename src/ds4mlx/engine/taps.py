@@ -51,7 +51,8 @@ class Taps:
     def logprobs(self) -> np.ndarray:
         """f32 [T, vocab], natural logarithms."""
         z = self.logits - self.logits.max(axis=-1, keepdims=True)
-        return z - np.log(np.exp(z).sum(axis=-1, keepdims=True))
+        found: np.ndarray = z - np.log(np.exp(z).sum(axis=-1, keepdims=True))
+        return found
 
     @classmethod
     def joined(cls, parts: Sequence[Self]) -> Self:

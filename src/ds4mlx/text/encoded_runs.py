@@ -20,11 +20,11 @@ class EncodedRuns:
 
     def encode(self, runs: Sequence[str], encode: Encode) -> list[Sequence[int]]:
         """The ids of each run; `encode` is asked for those that are not known."""
-        known = {run: ids for run in runs if (ids := self._known(run)) is not None}
+        known: dict[str, Sequence[int]] = {run: ids for run in runs if (ids := self._known(run)) is not None}
         missing = list(dict.fromkeys(run for run in runs if run not in known))
-        for run, ids in zip(missing, encode(missing) if missing else (), strict=True):
-            known[run] = array("I", ids)
-            self._keep(run, known[run])
+        for run, encoded in zip(missing, encode(missing) if missing else (), strict=True):
+            known[run] = kept = array("I", encoded)
+            self._keep(run, kept)
         return [known[run] for run in runs]
 
     def _known(self, run: str) -> "array[int] | None":

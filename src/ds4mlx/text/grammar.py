@@ -10,12 +10,16 @@ xgrammar took 20 ms to compile and 0.01 ms on average, 0.9 ms at most, for a mas
 """
 import threading
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ds4mlx.errors import BadRequest
 from ds4mlx.text.segments import DSML
 from ds4mlx.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
 
 RULES: Mapping[str, str] = {"dsml": DSML}   # rule of every grammar -> the control token that it is
 MAX_SOURCE = 512 << 10     # characters
@@ -34,7 +38,7 @@ class Vocabulary:
     def __init__(self, tokenizer: Tokenizer, width: int | None = None) -> None:
         self.tokenizer, self.width = tokenizer, width or tokenizer.vocab_size
         self._lock = threading.Lock()
-        self._made: object | None = None     # llguidance's form of it
+        self._made: LLTokenizer | None = None     # llguidance's form of it
         self._digits = np.zeros(self.width, bool)    # tokens that begin with a digit
         self._letter = 0                     # a token that no number holds
 
@@ -48,7 +52,7 @@ class Vocabulary:
         control = self.tokenizer.control
         rules = "".join(f"\n{rule}: <[{control[literal]}]>" for rule, literal in RULES.items())
         matcher = LLMatcher(self._vocabulary(), LLMatcher.grammar_from_lark(source + rules), log_level=0,
-                            limits=LLParserLimits(**LIMITS, verbose_errors=False))
+                            limits=LLParserLimits(verbose_errors=False, **LIMITS))    # type: ignore[arg-type]
         grammar = Grammar(matcher, self, param)
         grammar.mask()   # faults that only show at the first token are found here
         return grammar
@@ -75,7 +79,7 @@ class Vocabulary:
         mask[self.tokenizer.eos] = False
         return mask
 
-    def _vocabulary(self) -> object:
+    def _vocabulary(self) -> "LLTokenizer":
         with self._lock:
             if self._made is None:
                 from llguidance import LLTokenizer, TokenizerWrapper
@@ -89,7 +93,7 @@ class Vocabulary:
 class Grammar:
     """One text as it is sampled: mask(), then accept() of a token. Both raise BadRequest where that gets too costly."""
 
-    def __init__(self, matcher: object, vocabulary: Vocabulary, param: str) -> None:
+    def __init__(self, matcher: "LLMatcher", vocabulary: Vocabulary, param: str) -> None:
         self._matcher, self._vocabulary, self._param = matcher, vocabulary, param
         self._digits = 0    # at the end of the text
         self._check()

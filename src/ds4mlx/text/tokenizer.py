@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from types import MappingProxyType
+from typing import cast
 
 from tokenizers import Regex
 from tokenizers import Tokenizer as Bpe
@@ -20,6 +21,7 @@ from tokenizers.pre_tokenizers import Sequence as Steps
 from ds4mlx.errors import ModelFileError
 from ds4mlx.text.encoded_runs import EncodedRuns
 from ds4mlx.text.segments import BOS, CONTROL_LITERALS, EOS, Control, Segment, Text, Tokens, split_controls
+from ds4mlx.text.vocabulary import TokenizerJson
 
 # The pre-tokeniser "joyai-llm": three splits in this order, each isolating its matches.
 SPLITS = (
@@ -99,7 +101,7 @@ class Tokenizer:
     def from_json(cls, source: Path | str | Mapping[str, object]) -> "Tokenizer":
         """From a `tokenizer.json`: its path, or its parsed content."""
         name = "tokenizer.json" if isinstance(source, Mapping) else str(source)
-        data = source if isinstance(source, Mapping) else _read_json(Path(source))
+        data = cast(TokenizerJson, source if isinstance(source, Mapping) else _read_json(Path(source)))
         try:
             model, added = data["model"], data["added_tokens"]
             tokens = {i: token for token, i in model["vocab"].items()}
@@ -122,14 +124,13 @@ class Tokenizer:
         """Segments -> ids. Adjacent texts are one run and encoded once: BPE apart and BPE together differ."""
         runs: list[str] = []
         parts: list[Sequence[int] | None] = []  # None: the ids of the next run
-        for kind, group in groupby(segments, type):
-            if kind is Text:
-                runs.append("".join(segment.text for segment in group))
+        for texts, group in groupby(segments, lambda segment: isinstance(segment, Text)):
+            if texts:
+                runs.append("".join(segment.text for segment in group if isinstance(segment, Text)))
                 parts.append(None)
-            elif kind is Control:
-                parts.append([self.control[segment.literal] for segment in group])
             else:
-                parts.extend(segment.ids for segment in group)
+                parts += [[self.control[segment.literal]] if isinstance(segment, Control) else segment.ids
+                          for segment in group if not isinstance(segment, Text)]
         encoded = iter(self._encoded.encode(runs, self._encode_runs))
         ids: list[int] = []
         for part in parts:
@@ -227,8 +228,11 @@ def _key(pieces: Iterable[str | bytes]) -> bytes:
     """Control literals (str) as they are; ordinary stretches (bytes) with 0xFF, no UTF-8, before quoted ones."""
     parts = []
     for kind, group in groupby(pieces, type):
-        stretch = "".join(group).encode() if kind is str else b"".join(group)
-        parts.append(stretch if kind is str else marked(stretch, key_marks(stretch)))
+        if kind is str:
+            parts.append("".join(cast(Iterable[str], group)).encode())
+        else:
+            stretch = b"".join(cast(Iterable[bytes], group))
+            parts.append(marked(stretch, key_marks(stretch)))
     return b"".join(parts)
 
 
@@ -264,7 +268,8 @@ def _pair(merge: str | Sequence[str], source: str) -> tuple[str, str]:
 
 def _read_json(path: Path) -> Mapping[str, object]:
     try:
-        return json.loads(path.read_bytes())
+        data: Mapping[str, object] = json.loads(path.read_bytes())
+        return data
     except OSError as fault:
         raise ModelFileError(f"{path}: {fault.strerror}; give the path of a tokenizer.json") from fault
     except (ValueError, RecursionError) as fault:

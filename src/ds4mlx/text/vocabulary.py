@@ -1,10 +1,32 @@
 """A tokenizer.json as the keys of a GGUF that hold the same vocabulary."""
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import TypedDict, cast
 
 from ds4mlx.errors import ModelFileError
 from ds4mlx.text.segments import BOS, EOS
 
 NORMAL, CONTROL, UNUSED = 1, 3, 5   # tokenizer.ggml.token_type
+
+
+class Bpe(TypedDict):
+    vocab: dict[str, int]
+    merges: Sequence[str | Sequence[str]]
+
+
+class Added(TypedDict):
+    id: int
+    content: str
+
+
+class Split(TypedDict):
+    pattern: dict[str, str]
+
+
+class TokenizerJson(TypedDict):
+    """What is read of a tokenizer.json."""
+    model: Bpe
+    added_tokens: list[Added]
+    pre_tokenizer: dict[str, list[Split]]
 
 
 def gguf_keys(vocabulary: Mapping[str, object], size: int,
@@ -13,10 +35,11 @@ def gguf_keys(vocabulary: Mapping[str, object], size: int,
 
     Raises ModelFileError, naming `source`, where it is no byte-pair vocabulary or does not fit.
     """
+    told = cast(TokenizerJson, vocabulary)  # whatever else it is, is caught
     try:
-        base, added = vocabulary["model"]["vocab"], vocabulary["added_tokens"]
+        base, added = told["model"]["vocab"], told["added_tokens"]
         ids = base | {entry["content"]: entry["id"] for entry in added}
-        merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in vocabulary["model"]["merges"]]
+        merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in told["model"]["merges"]]
         tokens = {i: token for token, i in ids.items()}
         assert len(tokens) == len(ids) and all(isinstance(token, str) for token in ids)
         fits = not tokens or 0 <= min(tokens) <= max(tokens) < size

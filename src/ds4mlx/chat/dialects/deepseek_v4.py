@@ -142,11 +142,12 @@ def _low_level(conversation: Conversation, replay: Mapping[int, Replay]) -> list
 def _question(message: Message, schemas: Mapping[str, dict[str, Json]]) -> list[LowLevelMessage]:
     """A user or tool message: each result a message of its own, the texts between them joined."""
     result: list[LowLevelMessage] = []
-    for kind, parts in groupby(message.parts, type):
-        if kind is TextPart:
-            result.append(LowLevelMessage("user", "".join(part.text for part in parts)))
+    for results, parts in groupby(message.parts, lambda part: isinstance(part, ToolResult)):
+        if results:
+            result += [LowLevelMessage("tool", _content(part, schemas), call_id=part.call_id) for part in parts
+                       if isinstance(part, ToolResult)]
         else:
-            result += [LowLevelMessage("tool", _content(part, schemas), call_id=part.call_id) for part in parts]
+            result.append(LowLevelMessage("user", "".join(part.text for part in parts if isinstance(part, TextPart))))
     return result or [LowLevelMessage("user", "")]
 
 

@@ -36,11 +36,15 @@ class BlockState(Enum):
 
 class ToolBlock(Protocol):
     """One tool block while it is read, from right after its start marker."""
-    region: Region
     state: BlockState
-    unfinished: str         # the end of what was read: blanks and tag that broke the block or are not complete yet
     complete_calls: int
-    open_call: int | None   # index of the call whose end has not been read
+
+    @property
+    def region(self) -> Region: ...
+    @property
+    def unfinished(self) -> str: ...            # the end of what was read: what broke the block or is not complete yet
+    @property
+    def open_call(self) -> int | None: ...      # index of the call whose end has not been read
 
     def feed(self, text: str) -> int:
         """Reads on while the block is OPEN. Returns how many characters it took."""
@@ -59,7 +63,9 @@ class ToolSyntax(Protocol):
     """How one model family writes tool calls."""
     mark: str                  # of the control token in the tags of a canonical block
     canonical_start: str       # the marker that the model was trained on: its block is streamed as it comes
-    starts: Collection[str]    # every accepted marker; a block behind another one counts only once it is complete
+
+    @property
+    def starts(self) -> Collection[str]: ...    # all markers; a block behind another one counts once it is complete
 
     def open_block(self, start: str, declared: Collection[str] | None) -> ToolBlock:
         """A reader for the block behind `start`. With `declared`, a call of any other tool makes it MALFORMED."""

@@ -101,7 +101,7 @@ def _parameters(tool: Tool) -> tuple[dict[str, Json], set[str], Json]:
         if not 0 < len(name) <= MAX_NAME:
             raise _refusal(tool, f"a parameter's name has {len(name)} characters, 1 to {MAX_NAME} are allowed")
     more = schema.get("additionalProperties", True)
-    return declared, set(required), None if more is False else more
+    return declared, {str(name) for name in required}, None if more is False else more
 
 
 def _parameter(rule: str, tool: Tool, name: str, schema: Json) -> Iterator[str]:

@@ -1,6 +1,7 @@
 """JSON schemas as grammars see them: which values are strings, which text of a string is allowed."""
 import json
 from dataclasses import dataclass
+from typing import TypeGuard
 from urllib.parse import unquote
 
 from ds4mlx.chat.messages import Json
@@ -63,10 +64,13 @@ def _string(schema: dict[str, Json]) -> Value:
     """A schema of type string. Patterns and formats are kept to in JSON only."""
     least, most = schema.get("minLength", 0), schema.get("maxLength")
     plain = schema.keys() - ANNOTATIONS <= {"type", *LENGTHS}
-    whole = all(isinstance(limit, int) and 0 <= limit <= MAX_LENGTH for limit in (least, 0 if most is None else most))
-    if not plain or not whole or most is not None and most < least:
+    if not plain or not _is_length(least) or most is not None and (not _is_length(most) or most < least):
         return Value(json=schema)
     return Value((Length(least, most),))
+
+
+def _is_length(limit: Json) -> TypeGuard[int]:
+    return isinstance(limit, int) and 0 <= limit <= MAX_LENGTH
 
 
 def _listed(schema: dict[str, Json]) -> Value:
@@ -77,14 +81,14 @@ def _listed(schema: dict[str, Json]) -> Value:
     kinds = schema.get("type", "string")
     strings_allowed = "string" in (kinds if isinstance(kinds, list) else [kinds])
     texts = tuple(value for value in values if isinstance(value, str)) if strings_allowed else ()
-    others = [value for value in values if not isinstance(value, str)]
-    rest: dict[str, Json] = {key: value for key, value in schema.items() if key == "type"} | {"enum": others}
+    others: list[Json] = [value for value in values if not isinstance(value, str)]
+    rest: dict[str, Json] = {**{key: value for key, value in schema.items() if key == "type"}, "enum": others}
     only_strings = schema.get("type") == "string"
     return Value(texts=texts, json=rest if others and not only_strings else None)
 
 
 def _union(values: list[Value]) -> Value:
-    schemas = [value.json for value in values if value.json is not None]
+    schemas: list[Json] = [value.json for value in values if value.json is not None]
     lengths = tuple(dict.fromkeys(length for value in values for length in value.lengths))
     texts = tuple(dict.fromkeys(text for value in values for text in value.texts))
     return Value(lengths, texts, schemas[0] if len(schemas) == 1 else {"anyOf": schemas} if schemas else None)
@@ -123,7 +127,8 @@ def _parts(schema: Json, root: Json) -> list[dict[str, Json]]:
     schema = followed(schema, root)
     if not isinstance(schema, dict):
         return []
-    others = [part for key in ("allOf", "anyOf", "oneOf") for part in schema.get(key) or []]
+    others = [part for key in ("allOf", "anyOf", "oneOf") if isinstance(combined := schema.get(key), list)
+              for part in combined]
     return [schema, *(part for other in others if isinstance(part := followed(other, root), dict))]
 
 
@@ -141,10 +146,10 @@ def _pointed(reference: Json, root: Json) -> Json:
 
 def self_contained(schema: Json, root: Json) -> Json:
     """A part of `root` as a document of its own: references into `root` keep their meaning."""
-    if not _refers(schema):
+    if not isinstance(schema, dict) or not _refers(schema):
         return schema
     kept = {key: value for key, value in schema.items() if key not in ("$defs", "definitions", "$id", "$schema")}
-    return {**_moved(kept), "$defs": {"root": _moved(root)}}
+    return {**{key: _moved(value) for key, value in kept.items()}, "$defs": {"root": _moved(root)}}
 
 
 def _refers(node: Json) -> bool:
