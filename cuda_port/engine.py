@@ -15,8 +15,8 @@ from ds4mlx.cuda_port.session import CudaSession
 from ds4mlx.cuda_port.sizes import Sizes
 from ds4mlx.cuda_port.state import Arena
 from ds4mlx.cuda_port.step import MOST_ROWS, Stepper
-from ds4mlx.cuda_port.weights import Progress, loading
-from ds4mlx.engine.protocol import SPAN_TOKENS, MemoryPlan, MemoryUse, ModelInfo, Row, Step
+from ds4mlx.cuda_port.weights import loading
+from ds4mlx.engine.protocol import SPAN_TOKENS, MemoryPlan, MemoryUse, ModelInfo, Progress, Row, Step
 from ds4mlx.gguf.reader import GGUF
 from ds4mlx.models.deepseek_v4 import names, schema
 from ds4mlx.models.fingerprint import weights_fp

@@ -2,7 +2,7 @@
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from ds4mlx.cuda_port.device import cupy as cp
 from ds4mlx.cuda_port.transfer import pinned
+from ds4mlx.engine.protocol import Progress
 from ds4mlx.errors import ModelFileError
 from ds4mlx.gguf.reader import GGUF
 
@@ -19,8 +20,6 @@ PIECE_BYTES = 32 << 20      # host memory: PIECES of these, whatever the model's
 PIECES = 8
 READERS = 4
 LOG_SECONDS = 2.0
-
-Progress = Callable[[int, int], None]   # bytes on the card, of so many
 
 
 class Loader:

@@ -29,13 +29,14 @@ def measured(args: Namespace, sweep: Sweep) -> int:
     from ds4mlx.cli.bench_limit import limit
     from ds4mlx.cli.model import engine_lock, resolve_model
     from ds4mlx.cli.options import settings_from
+    from ds4mlx.cli.weights_bar import weights_bar
     from ds4mlx.engine.open import open_engine
     settings = settings_from(args)
     gb_s = None if args.bandwidth_gb_s is None else number(args.bandwidth_gb_s, "--bandwidth-gb-s", 1e-3, 1e6)
     settings = replace(settings, model=resolve_model(settings), ctx=sweep.context, default_thinking=False,
                        batched_session=sweep.concurrency)
     ids, tokenizer = _text(args, sweep, settings)
-    with engine_lock(settings, settings.model), closing(open_engine(settings)) as engine:
+    with engine_lock(settings, settings.model), closing(open_engine(settings, weights_bar())) as engine:
         if engine.info.context < sweep.context:
             raise BadRequest(f"{sweep.context} tokens of context are asked for, the model takes {engine.info.context}; "
                              "lower --ctx-max")

@@ -126,8 +126,9 @@ class Chat:
 
     async def open(self) -> None:
         """Load the model. Raises what that raises."""
+        from ds4mlx.cli.weights_bar import weights_bar
         from ds4mlx.service.service import open_service
-        self.service = open_service(self.settings)
+        self.service = open_service(self.settings, weights_bar())
         await self.service.start()
 
     async def reopen(self, ctx: int) -> None:

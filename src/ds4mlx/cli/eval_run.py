@@ -86,6 +86,7 @@ def evaluate(args: Namespace, cases: Sequence[Case], budget: Budget) -> int:
     """0, 3 or 130. Raises Ds4Error; what was graded by then is in the trace."""
     from ds4mlx.cli.model import engine_lock, resolve_model
     from ds4mlx.cli.options import settings_from
+    from ds4mlx.cli.weights_bar import weights_bar
     from ds4mlx.engine.open import open_engine
     args.tokens, args.temp = str(budget.tokens), args.temp or "0"
     settings = settings_from(args)
@@ -98,7 +99,8 @@ def evaluate(args: Namespace, cases: Sequence[Case], budget: Budget) -> int:
         raise UsageError(f"--tokens: the longest prompt and its answer take {context} tokens, need {MOST_CONTEXT} at "
                          "most; lower --tokens")
     settings = replace(settings, ctx=context)
-    with _trace(args) as trace, engine_lock(settings, settings.model), closing(open_engine(settings)) as engine:
+    with _trace(args) as trace, engine_lock(settings, settings.model), \
+            closing(open_engine(settings, weights_bar())) as engine:
         exam = Exam(engine, engine.open(min(context, engine.info.context)), tokenizer, _sampling(settings), budget,
                     settings.prefill_chunk, args.compat_grading, args.retry_incomplete)
         records = _run(exam, asked, _view(args, asked, exam.stop), trace)

@@ -57,13 +57,14 @@ class Loaded:
 def loaded(settings: "Settings") -> Iterator[Loaded]:
     """The model that the settings mean, until the end of the block. Raises Ds4Error."""
     from ds4mlx.cli.model import engine_lock, resolve_model
+    from ds4mlx.cli.weights_bar import weights_bar
     from ds4mlx.engine.open import open_engine
     from ds4mlx.gguf.reader import GGUF
     from ds4mlx.text.tokenizer import Tokenizer
     settings = replace(settings, model=resolve_model(settings))
     with GGUF.open(settings.model) as file:
         tokenizer = Tokenizer.from_gguf(file.metadata)
-        with engine_lock(settings, settings.model), closing(open_engine(settings)) as engine:
+        with engine_lock(settings, settings.model), closing(open_engine(settings, weights_bar())) as engine:
             yield Loaded(engine, tokenizer, settings, file.metadata)
 
 

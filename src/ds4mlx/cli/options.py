@@ -27,7 +27,7 @@ def add_engine_flags(parser: ArgumentParser) -> None:
     group.add_argument("--memory-limit-gb", metavar="F", help="refuse to need more (85 %% of what the device has)")
     group.add_argument("--power", metavar="N", help="duty cycle in percent, to keep a machine cool (100)")
     group.add_argument("--warm-weights", action="store_true", default=None,
-                       help="read all of the model file at the start, not as it is needed")
+                       help="read all of the model file at the start, not as it is needed; --engine cuda always does")
     group.add_argument("--dir-steering-file", metavar="FILE",
                        help="steer along the directions of this file, one a layer (README, From Python)")
     group.add_argument("--dir-steering-ffn", metavar="F", help="behind the experts; 1 takes a direction away (1)")

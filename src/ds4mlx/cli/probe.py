@@ -58,6 +58,7 @@ def prefilled(args: Namespace) -> Iterator[Probe]:
     from ds4mlx.cli.options import settings_from
     from ds4mlx.cli.prompt import checked_length, prompt_ids, question
     from ds4mlx.cli.prompt_bar import PromptBar
+    from ds4mlx.cli.weights_bar import weights_bar
     from ds4mlx.config import color_wanted
     from ds4mlx.engine.open import open_engine
     from ds4mlx.gguf.reader import GGUF
@@ -69,7 +70,7 @@ def prefilled(args: Namespace) -> Iterator[Probe]:
         tokenizer = Tokenizer.from_gguf(file.metadata)
         ids = checked_length(prompt_ids(text, args, settings, tokenizer, file.metadata), settings.ctx)
     with engine_lock(settings, settings.model):
-        engine = open_engine(settings)
+        engine = open_engine(settings, weights_bar())
         bar = PromptBar(color_wanted("auto", sys.stderr.isatty()))
         try:
             session = engine.open(min(settings.ctx, engine.info.context))

@@ -70,9 +70,10 @@ async def _run(args: Namespace, settings: "Settings", body: "dict[str, Json]", t
     """`text` is the question where --raw-prompt may apply."""
     from ds4mlx.cli.interrupt import Interrupt
     from ds4mlx.cli.prompt_bar import PromptBar
+    from ds4mlx.cli.weights_bar import weights_bar
     from ds4mlx.config import color_wanted
     from ds4mlx.service.service import open_service
-    service = open_service(settings)
+    service = open_service(settings, weights_bar())
     interrupt = Interrupt()
     interrupt.listen()
     bar = PromptBar(color_wanted(args.color, sys.stderr.isatty()))

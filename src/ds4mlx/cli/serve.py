@@ -146,10 +146,11 @@ async def serve(settings: "Settings") -> int:
     import asyncio
 
     from ds4mlx.cli.serve_log import teller
+    from ds4mlx.cli.weights_bar import weights_bar
     from ds4mlx.server.app import create_app
     from ds4mlx.server.listen import bind, listen, url
     from ds4mlx.service.service import open_service
-    service = open_service(settings)
+    service = open_service(settings, weights_bar())
     bound = bind(settings)  # before the model: a port in use is known at once, not after minutes
     service.trace = open_trace(settings)  # after the port: a file that another server writes to is not emptied
     address = url(bound)

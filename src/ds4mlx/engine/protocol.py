@@ -2,7 +2,7 @@
 
 An engine and its sessions belong to one thread, the one that opened the engine.
 """
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -10,6 +10,8 @@ import numpy as np
 
 
 SPAN_TOKENS = 2048  # of a state that are stored together, once, for all conversations that begin with the same tokens
+
+Progress = Callable[[int, int], None]   # bytes of weights that are loaded, of so many
 
 
 @dataclass(frozen=True, slots=True)

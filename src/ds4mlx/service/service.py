@@ -16,7 +16,7 @@ from ds4mlx.chat.messages import Conversation, Effort
 from ds4mlx.chat.stream import AnswerStream
 from ds4mlx.config import Settings
 from ds4mlx.engine.open import open_engine
-from ds4mlx.engine.protocol import Engine, ModelInfo
+from ds4mlx.engine.protocol import Engine, ModelInfo, Progress
 from ds4mlx.errors import BadRequest
 from ds4mlx.gguf.reader import GGUF
 from ds4mlx.service.answer import Answer
@@ -222,13 +222,15 @@ class Service:
                                  param="logit_bias")
 
 
-def open_service(settings: Settings) -> Service:
-    """The service over the model file `settings.model`; nothing is loaded before `start`. Raises ModelFileError."""
+def open_service(settings: Settings, progress: Progress | None = None) -> Service:
+    """The service over the model file `settings.model`; nothing is loaded before `start`, which tells `progress`.
+
+    Raises ModelFileError."""
     assert settings.model is not None, "resolve the model before opening a service"
     with GGUF.open(settings.model) as file:
         tokenizer, profile = Tokenizer.from_gguf(file.metadata), effort_profile(settings, file.metadata)
         settings = as_recommended(settings, file.metadata)
-    return Service(lambda: open_engine(settings), tokenizer, settings, profile)
+    return Service(lambda: open_engine(settings, progress), tokenizer, settings, profile)
 
 
 def _asked(turn: Turn, prompt: EncodedPrompt, max_tokens: int, began: float, model: str) -> Asked:
