@@ -1,6 +1,5 @@
 """The graph that trains the tiny model is the graph that the engine runs. Needs PyTorch: `pip install -e .[train]`."""
 from dataclasses import replace
-from importlib import resources
 
 import numpy as np
 import pytest
@@ -46,8 +45,7 @@ def trained():
 @pytest.fixture(scope="module")
 def exported(trained, tmp_path_factory):
     directory = tmp_path_factory.mktemp("trained")
-    tokenizer = resources.files("ds4mlx.tiny.lessons") / "tokenizer.json"
-    export(directory, trained.config, {k: v.numpy() for k, v in trained.state_dict().items()}, tokenizer)
+    export(directory, trained.config, {k: v.numpy() for k, v in trained.state_dict().items()})
     convert(make_plan(Checkpoint(directory), recipe("native"), None, "trained"), directory / "trained.gguf")
     return directory / "trained.gguf"
 

@@ -4,25 +4,31 @@
 """
 import json
 from argparse import ArgumentParser
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from importlib import resources
 from pathlib import Path
 
 import numpy as np
 
 from ds4mlx.models.deepseek_v4.config import GGUF_FLOATS, GGUF_INTS, OFFICIAL_KEYS, Config
+from ds4mlx.tiny.training import checkpoint
+from ds4mlx.tiny.training.shape import shape
 
 KINDS = {"float32": "F32", "float16": "F16", "int64": "I64"}
 
 
-def export(directory: Path, config: Config, weights: Mapping[str, np.ndarray], tokenizer: Path) -> None:
-    """Write the weights, by the paths of `models.deepseek_v4.names`, under official names."""
+def export(directory: Path, config: Config, weights: Mapping[str, np.ndarray]) -> None:
+    """Write the weights, by the paths of `models.deepseek_v4.names`, under official names. The model answers best
+    without chance, which generation_config.json tells."""
     directory.mkdir(parents=True, exist_ok=True)
+    tokenizer = resources.files("ds4mlx.tiny.lessons") / "tokenizer.json"
+    (directory / "generation_config.json").write_text(json.dumps({"do_sample": False}) + "\n", "utf-8")
     (directory / "config.json").write_text(json.dumps(official(config), indent=1) + "\n", "utf-8")
     (directory / "tokenizer.json").write_bytes(tokenizer.read_bytes())
     (directory / "model.safetensors").write_bytes(safetensors(dict(named(weights))))
 
 
-def named(weights: Mapping[str, np.ndarray]):
+def named(weights: Mapping[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
     """Official name and array, experts one by one."""
     for path, array in weights.items():
         if ".experts_w" in path:
@@ -57,3 +63,16 @@ def official(config: Config) -> dict[str, object]:
                    "compress_ratios": list(config.compress_ratios), "rope_scaling": {"type": "yarn"} | scaling,
                    "num_key_value_heads": 1, "scoring_func": "sqrtsoftplus", "norm_topk_prob": True,
                    "hidden_act": "silu", "attention_bias": False, "tie_word_embeddings": False}
+
+
+def main() -> None:
+    parser = ArgumentParser(prog="python -m ds4mlx.tiny.training.export", description=__doc__.splitlines()[0])
+    parser.add_argument("files", type=Path, nargs="+", help="all files of a checkpoint")
+    parser.add_argument("--out", type=Path, required=True, help="the directory to write")
+    args = parser.parse_args()
+    weights, about = checkpoint.load(args.files)
+    export(args.out, shape(int(about["vocabulary"])), weights)
+
+
+if __name__ == "__main__":
+    main()
