@@ -74,7 +74,7 @@ def test_a_state_from_disk_is_named_and_its_directory_counted(watch, tmp_path):
     server.chat(LONG * 4), server.chat("Another thing."), server.service.scheduler.store.flush()
     server.chat(LONG * 4)
     expect(page.locator("#late .request").first.locator(".kept")).to_contain_text("from disk")
-    expect(page.locator("#facts")).to_contain_text("MB of 4.3 GB, 1 hit")
+    expect(page.locator("#facts")).to_contain_text("kB of 4.3 GB, 1 hit")
 
 
 def test_speed_is_shown_while_it_lasts(watch):

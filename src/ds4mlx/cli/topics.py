@@ -44,6 +44,13 @@ Nothing is computed twice
   With --kv-disk-dir DIR states are kept on disk as well, over a restart. Files hold what was said and are readable by
   their owner alone; ds4mlx cache lists, checks and deletes them. ds4mlx trace says why something was computed again.
 """,
+    "page": """\
+The server in a browser
+  What ds4mlx serve prints as its address is a page: a conversation, with tools whose results are typed in, and beside it
+  what each slot holds, who runs and waits, what every request went on from and why from no more. It asks no other
+  server, and asks for the key where there is one. What it shows, programs read as JSON: GET /stats, GET
+  /admin/requests (those that run, wait, and ended last), POST /admin/requests/ID/cancel.
+""",
     "files": """\
 Where things are kept
   ~/.ds4mlx, or DS4MLX_HOME      history (what was typed in chat), chats/ (conversations kept with --keep), engine.lock
