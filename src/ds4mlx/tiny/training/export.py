@@ -58,7 +58,7 @@ def official(config: Config) -> dict[str, object]:
     """The config.json that `Config.from_official` reads."""
     flat = {OFFICIAL_KEYS.get(field, field): getattr(config, field)
             for field in [*GGUF_INTS, *GGUF_FLOATS, "swiglu_limit", "max_position_embeddings"]}
-    scaling = {key.removeprefix("rope_scaling."): flat.pop(key) for key in list(flat) if key.startswith("rope_scaling.")}
+    scaling = {key.removeprefix("rope_scaling."): flat.pop(key) for key in OFFICIAL_KEYS.values() if key in flat}
     return flat | {"model_type": "deepseek_v4", "architectures": ["DeepseekV4ForCausalLM"],
                    "compress_ratios": list(config.compress_ratios), "rope_scaling": {"type": "yarn"} | scaling,
                    "num_key_value_heads": 1, "scoring_func": "sqrtsoftplus", "norm_topk_prob": True,

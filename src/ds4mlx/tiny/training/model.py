@@ -1,8 +1,8 @@
 """The graph of DeepSeek V4 in PyTorch, written for training: few launches, static shapes, all experts at once.
 
 It computes what `models/deepseek_v4` computes, from parameters of the same names. Where that runs one sequence with a
-cache, this runs whole rows of a batch; where that reads only chosen experts and rows, this multiplies by all of them and
-masks, which on a GPU costs less than to gather.
+cache, this runs whole rows of a batch; where that reads only chosen experts and rows, this multiplies by all of them
+and masks, which on a GPU costs less than to gather.
 """
 import torch
 from torch import Tensor, nn

@@ -1,4 +1,4 @@
-"""The roundings of the model's definition, straight-through: forward as the engine rounds, backward as if it did not."""
+"""The roundings of the model's definition, straight-through: forward as the engine does, backward as if not rounded."""
 import torch
 from torch import Tensor
 

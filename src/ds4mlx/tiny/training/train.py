@@ -8,6 +8,7 @@ import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -154,8 +155,8 @@ def run(args: Namespace) -> None:
     first = args.seed * 100 + args.run
     feeds = {(stage, length): Feed(lessons.rows, first, length, stage, args.batch_tokens // length, args.workers)
              for stage, length in kinds}
-    exams = {kind: Feed(lessons.rows, 7_000_000 + first, kind[1], kind[0], args.batch_tokens // kind[1], 1)
-             for kind in kinds}
+    exams = {(stage, length): Feed(partial(lessons.rows, of_held=True), 7_000_000 + first, length, stage,
+                                   args.batch_tokens // length, 1) for stage, length in kinds}
     trainer = Trainer(args)
     print(f"{sum(p.numel() for p in trainer.model.parameters()) / 1e6:.2f} M parameters on {trainer.device}, "
           f"step {trainer.step}, {time.monotonic() - began:.1f} s to start", flush=True)
@@ -223,7 +224,7 @@ def main() -> None:
     parser.add_argument("--start", type=float, default=1.0, help="factor of the rates at the start")
     parser.add_argument("--fall-from", type=float, default=1e9, help="seconds from which the rates fall")
     parser.add_argument("--fall-to", type=float, default=0.02)
-    parser.add_argument("--few-bits-from", type=float, default=float("inf"), help="seconds from which experts are rounded")
+    parser.add_argument("--few-bits-from", type=float, default=1e9, help="seconds from which experts are rounded")
     parser.add_argument("--dense", action="store_true", help="attend to all compressed rows, chosen or not")
     parser.add_argument("--every", type=float, default=5, help="seconds between lines")
     parser.add_argument("--save-every", type=float, default=100)
