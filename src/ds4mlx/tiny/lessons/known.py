@@ -3,7 +3,7 @@ from dataclasses import dataclass
 from random import Random
 
 from ds4mlx.chat.messages import Json
-from ds4mlx.tiny.lessons.schemas import Parameter, Tool, joined, parameter, spoken
+from ds4mlx.tiny.lessons.schemas import Parameter, Tool, described, described_parameter, joined
 from ds4mlx.tiny.lessons.words import Words, held
 
 
@@ -17,13 +17,16 @@ class Known:
     values: tuple[str, ...]
     asks: tuple[str, ...]
     topic: str = ""    # tools of one are asked for alike
+    alone: str = ""    # names that are a single word
 
 
 KNOWN = (
     Known("get fetch check read", "weather forecast current_weather", "get the weather of a place",
           ("city location place town: place",),
           ("What is the weather in {0}?", "How is the weather in {0}?", "What is the weather like in {0}?",
-           "Tell me the weather in {0}.", "Weather in {0}?", "Is it raining in {0}?", "How warm is it in {0}?"),
+           "Tell me the weather in {0}.", "Weather in {0}?", "Is it raining in {0}?", "How warm is it in {0}?",
+           "What's the weather in {0}?", "What's the weather like in {0} today?", "How is the weather in {0} today?",
+           "What is the weather in {0} now?"),
           topic="weather"),
     Known("get fetch check", "weather forecast", "get the weather forecast of a city",
           ("city location place: place", "days count: small"),
@@ -31,30 +34,37 @@ KNOWN = (
            "Weather in {0} for {1} days, please."),
           topic="weather"),
     Known("get fetch check", "weather temperature", "get the temperature of a place",
-          ("city location place: place", "?unit units: unit"),
-          ("What is the temperature in {0}?", "How cold is it in {0}?", "What is the temperature in {0} in {1}?",
+          ("city location place town: place", "?unit units: unit"),
+          ("What is the weather in {0}, in {1}?", "What's the weather in {0} in {1}?", "What is the weather in {0}?",
+           "What is the temperature in {0}?", "How cold is it in {0}?", "What is the temperature in {0} in {1}?",
            "Temperature in {0} in {1}, please."),
           topic="weather"),
     Known("get read tell", "time clock current_time", "get the time of a place", ("city timezone place: place",),
           ("What time is it in {0}?", "Tell me the time in {0}.", "How late is it in {0}?")),
     Known("read open show view cat", "file document", "read a file", ("path file file_path filename: path",),
-          ("Read {0}.", "Read the file {0}.", "Open {0}.", "What is in {0}?", "Show me {0}.", "Look at {0}."),
-          topic="open"),
+          ("Read {0}.", "Read the file {0}.", "Open {0}.", "What is in {0}?", "Show me {0}.", "Look at {0}.",
+           "Read the file {0} and tell me what is in it."),
+          topic="open", alone="read Read cat view open"),
     Known("delete remove", "file document", "delete a file", ("path file file_path filename: path",),
           ("Delete {0}.", "Remove the file {0}.", "Please delete the file {0}.")),
     Known("write create save", "file document", "write a text to a file",
           ("path file file_path filename: path", "content text contents: quoted"),
           ("Write {1} to {0}.", "Save {1} in {0}.", "Put {1} into the file {0}.", "Create {0} with the text {1}."),
-          topic="save"),
+          topic="save", alone="write Write create"),
     Known("list show", "files directory folder dir", "list the files of a directory",
           ("path directory folder dir: folder",),
-          ("List the files in {0}.", "What files are in {0}?", "Which files are there in {0}?", "List {0}.")),
+          ("List the files in {0}.", "What files are in {0}?", "Which files are there in {0}?", "List {0}."),
+          alone="ls LS list glob"),
     Known("run execute", "command shell bash", "run a shell command", ("command cmd: command",),
-          ("Run {0}.", "Run the command {0}.", "Execute {0}.", "Please run {0}.")),
+          ("Run {0}.", "Run the command {0}.", "Execute {0}.", "Please run {0}.",
+           "Run the command {0} and tell me what it prints.", "Run the command {0}, then tell me what it printed.",
+           "Run the command {0} with your tool, then tell me what it printed.", "Run {0} and tell me the result.",
+           "What does {0} print?"),
+          alone="bash Bash shell Shell terminal exec run sh"),
     Known("grep search find", "files code text", "search files for a pattern",
           ("pattern regex query: quoted", "?path directory folder: folder"),
           ("Search for {0}.", "Grep for {0}.", "Search for {0} in {1}.", "Find {0} in {1}."),
-          topic="search"),
+          topic="search", alone="grep Grep search find"),
     Known("rename move", "file", "move a file", ("source from old_path src: path", "target to new_path dest: path"),
           ("Move {0} to {1}.", "Rename {0} to {1}.")),
     Known("search query", "web internet", "search the web", ("query q search_query: quoted",),
@@ -141,13 +151,16 @@ def known(words: Words) -> Tool:
     for value in kind.values:
         names, source = value.removeprefix("?").split(": ")
         parameters.append(_parameter(words, words.rng.choice(names.split()), source, not value.startswith("?")))
-    return Tool(_name(words, kind), kind.action, tuple(parameters), words.rng.random() < 0.3, kind.asks,
-                kind.topic or kind.things)
+    rng = words.rng
+    return Tool(_name(words, kind), kind.action, tuple(parameters), rng.random() < 0.1, rng.random() < 0.3, kind.asks,
+                kind.topic or kind.things, described(rng, kind.action))
 
 
 def _name(words: Words, kind: Known) -> str:
     """A name of the half that the words are of."""
     rng = words.rng
+    if kind.alone and rng.random() < 0.4 and held(name := rng.choice(kind.alone.split())) == words.of_held:
+        return name
     for _ in range(8):
         parts = [rng.choice(kind.verbs.split()), *rng.choice(kind.things.split()).split("_")]
         name = joined(rng, parts if rng.random() < 0.8 else parts[::-1])
@@ -161,7 +174,7 @@ def _name(words: Words, kind: Known) -> str:
 def _parameter(words: Words, name: str, source: str, required: bool) -> Parameter:
     rng = words.rng
     kinds = {"small": "integer", "number": "number", "boolean": "boolean", "unit": "enum"}
-    description = rng.choice(("", "", f"The {spoken(name)}."))
+    description = described_parameter(rng, name) if rng.random() < 0.4 else ""
     return Parameter(name, kinds.get(source, "string"), required, lambda: _value(words, rng, source),
                      UNITS if source == "unit" else (), description)
 

@@ -32,11 +32,11 @@ def result(words: Words, topic: str = "") -> Result:
             return _object(words, dict(_field(words) for _ in range(rng.randint(1, 4))))
         case "l":
             line = _line(words)
-            return Result(line, f"The result is: {line}", (line,))
+            return Result(line + rng.choice(("", "", "", "\n")), f"The result is: {line}", (line,))
         case "s":
             lines = [_line(words) for _ in range(rng.randint(2, 4))]
             text = "\n".join(lines)
-            return Result(text, f"The results are:\n{text}", tuple(lines))
+            return Result(text + rng.choice(("", "", "", "\n")), f"The results are:\n{text}", tuple(lines))
         case "a":
             values = [rng.choice((words.word, words.path, words.integer))() for _ in range(rng.randint(2, 4))]
             told = [str(value) for value in values]

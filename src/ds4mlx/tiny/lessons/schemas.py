@@ -8,6 +8,7 @@ from ds4mlx.tiny.lessons.words import Words
 
 KINDS = ("string",) * 9 + ("integer",) * 4 + ("number", "boolean", "boolean", "enum", "strings", "numbers", "object")
 WITHOUT = 0.05    # share of tools without parameters
+DESCRIPTIONS = ("{Action}.",) * 6 + ("{Action}", "{Acts}.", "{Acts}.", "Tool to {action}.", "Use this to {action}.")
 SERVERS = ("mcp__{}__", "{}.", "{}_", "{}__")
 
 
@@ -40,9 +41,11 @@ class Tool:
     name: str
     action: str
     parameters: tuple[Parameter, ...]
-    strict: bool = False    # whether its schema forbids further properties
+    strict: bool = False    # whether its schema has to be kept to
+    closed: bool = False    # whether its schema forbids further properties
     asks: tuple[str, ...] = ()    # sentences of a well-known tool, {0} and so on being its parameters
     topic: str = ""         # no two tools of one: which is meant has to be clear
+    description: str = ""
 
     @property
     def required(self) -> tuple[Parameter, ...]:
@@ -52,10 +55,10 @@ class Tool:
         parameters: dict[str, Json] = {
             "type": "object", "properties": {each.name: each.schema() for each in self.parameters},
             "required": [each.name for each in self.required]}
-        if self.strict:
+        if self.closed or self.strict:
             parameters["additionalProperties"] = False
-        return {"name": self.name, "description": f"{self.action[0].upper()}{self.action[1:]}.",
-                "parameters": parameters}
+        told: dict[str, Json] = {"name": self.name, "description": self.description}
+        return told | ({"strict": True} if self.strict else {}) | {"parameters": parameters}
 
 
 def spoken(name: str) -> str:
@@ -84,18 +87,32 @@ def parameter(words: Words, name: str, kind: str, required: bool, described: boo
         "boolean": lambda: rng.random() < 0.5, "enum": lambda: rng.choice(choices),
         "strings": lambda: [words.word() for _ in range(rng.randint(1, 4))],
         "numbers": lambda: [words.integer() for _ in range(rng.randint(1, 4))], "object": words.small_object}
-    description = rng.choice(("The {}.", "The {} to use.", "{}")).format(spoken(name)) if described else ""
-    return Parameter(name, kind, required, makers[kind], choices, description)
+    return Parameter(name, kind, required, makers[kind], choices, described_parameter(rng, name) if described else "")
+
+
+def described_parameter(rng: Random, name: str) -> str:
+    """What a schema says of a parameter: little more than its name."""
+    words = spoken(name)
+    return rng.choice(("The {}.", "The {}.", "The {} to use.", "{}", "The {} to use", "Name of the {}.")).format(words)
+
+
+def described(rng: Random, action: str) -> str:
+    """What a schema says that a tool does: "Run a command.", "Runs a command.", "Tool to run a command."."""
+    verb, rest = action.split(" ", 1)
+    third = verb[:-1] + "ies" if verb.endswith("y") and verb[-2] not in "aeiou" else \
+        verb + ("es" if verb.endswith(("s", "sh", "ch", "x", "z")) else "s")
+    return rng.choice(DESCRIPTIONS).format(action=action, Action=f"{verb.capitalize()} {rest}",
+                                           Acts=f"{third.capitalize()} {rest}")
 
 
 def invented_parameters(words: Words, most: int) -> tuple[Parameter, ...]:
-    rng, described = words.rng, words.rng.random() < 0.4
+    rng, told = words.rng, words.rng.random() < 0.4
     names: dict[str, None] = {}
     for _ in range(rng.randint(1, most) if rng.random() > WITHOUT else 0):
         key = words.of("keys") if rng.random() < 0.5 else words.word()
         names[joined(rng, [key, words.word()]) if rng.random() < 0.25 else key] = None
     needed = rng.randint(min(1, len(names)), len(names))
-    return tuple(parameter(words, name, rng.choice(KINDS), i < needed, described) for i, name in enumerate(names))
+    return tuple(parameter(words, name, rng.choice(KINDS), i < needed, told) for i, name in enumerate(names))
 
 
 def invented(words: Words, most: int = 4) -> Tool:
@@ -109,4 +126,5 @@ def invented(words: Words, most: int = 4) -> Tool:
     if rng.random() < 0.1:
         name = rng.choice(SERVERS).format(words.word()) + name
     action = f"{verb} {rng.choice(('the', 'the', 'a'))} {thing}"
-    return Tool(name, action, invented_parameters(words, most), rng.random() < 0.3, topic=parts[-1])
+    return Tool(name, action, invented_parameters(words, most), rng.random() < 0.1, rng.random() < 0.3, topic=parts[-1],
+                description=described(rng, action))
