@@ -1,6 +1,7 @@
 """Text to fill a context with: instructions, notes, listings, logs. Regular, and about nothing that is asked for."""
 from collections.abc import Callable
 from functools import cache
+from importlib import resources
 
 from ds4mlx.tiny.lessons.words import Words
 
@@ -46,11 +47,20 @@ GAPS: dict[str, Callable[[Words], str]] = {
     "text": Words.text, "code": Words.code}
 
 
+@cache
+def instructions() -> tuple[str, ...]:
+    """What agents are told before their work."""
+    return tuple((resources.files("ds4mlx.tiny.lessons") / "instructions.txt").read_text("utf-8").splitlines())
+
+
 def system(words: Words, sentences: int = 0) -> str:
     """A system prompt; "" one time in four where nothing has to be filled."""
     rng = words.rng
     if not sentences and rng.random() < 0.25:
         return ""
+    if rng.random() < 0.3:
+        told = [rng.choice(instructions()) for _ in range(rng.randint(1, 6 + sentences))]
+        return rng.choice(("\n", " ", "\n- ")).join(dict.fromkeys(told))
     opening = rng.choice(SYSTEMS) if rng.random() < 0.8 else f"You are {words.proper()}, who helps in {words.place()}."
     frames = RULES if rng.random() < 0.5 else SENTENCES
     link = "\n" if frames is RULES else " "
