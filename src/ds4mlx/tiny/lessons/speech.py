@@ -10,6 +10,10 @@ from ds4mlx.tiny.lessons.words import Words
 FRAMES = ("{}", "{}", "{}", "Hello. {}", "Please tell me: {}", "A question: {}", "{} Thanks.", "I wonder: {}")
 SUMS = ("What is {}?", "{}", "{} = ?", "Calculate {}.", "How much is {}?", "Compute {}.", "What does {} give?",
         "Tell me what {} is.")
+ANY_SCRIPT = 0.06
+SCRIPTS = (string.printable[:95], string.punctuation, "".join(map(chr, range(0xA1, 0x180))),
+           "".join(map(chr, range(0x391, 0x3CA))), "".join(map(chr, range(0x410, 0x450))),
+           "".join(map(chr, range(0x4E00, 0x4F00))), "".join(map(chr, range(0x3041, 0x3097))) + "😀🎉👍🚀")
 LONG = 30    # words to repeat, from which on it is once and mostly far
 CHARACTERS = string.ascii_letters + string.digits + "_-./:"
 REASONS_OF_SUMS = ("I add.", "I subtract.", "I multiply.")
@@ -92,7 +96,9 @@ def copying(words: Words, longest: int = 12) -> list[Turn]:
 def _anything(words: Words, count: int) -> str:
     """About that many words, or as much of something else."""
     rng = words.rng
-    match rng.randrange(5):
+    match rng.randrange(5) if rng.random() > ANY_SCRIPT else -1:
+        case -1:
+            return "".join(rng.choices(rng.choice(SCRIPTS), k=min(count, 20)))
         case 0:
             return " ".join([words.word() for _ in range(count)])
         case 1:

@@ -17,6 +17,7 @@ VOWELS = "a a e e i o o u ai ea ee ie oa oo ou y".split()
 CODAS = [*[""] * 12, *"b ck d f g l ll m n nd ng nk nt p r rd rk rn rt s sh sk st t th x z".split()]
 ENDINGS = "py txt md json log csv toml rs c html sh yaml".split()
 FOLDERS = "src lib docs tests data home etc var tmp build notes work".split()
+ACCENTED = "äöüßéèêàáâçñíóúåøæłžščőęğ"
 HEX = "0123456789abcdef"
 CAPITALS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
@@ -54,6 +55,12 @@ class Words:
             if len(word) > 2 and held(word) == self.of_held:
                 return word
 
+    def accented(self) -> str:
+        """A capitalised word with a letter that is no ASCII."""
+        word = self.invented().capitalize()
+        place = self.rng.randrange(1, len(word))
+        return word[:place] + self.rng.choice(ACCENTED) + word[place:]
+
     def word(self) -> str:
         return self.invented() if self.rng.random() < 0.5 else self.of("nouns")
 
@@ -63,6 +70,8 @@ class Words:
             self.invented().capitalize()
 
     def place(self) -> str:
+        if self.rng.random() < 0.02:
+            return self.accented()
         return self.of("places") if self.rng.random() < 0.5 else self.invented().capitalize()
 
     def digits(self, count: int) -> str:
