@@ -2,6 +2,7 @@
 # make test    set everything up in .venv and run the tests
 # make test-clients   the same with Claude Code, Codex, opencode and Pi, from npm (1.5 GB in the user's cache);
 #              with ARGS='-m slow' what they make of a minute without a token
+# make test-wheel   set everything up in .venv, build the package, install it into an empty environment and ask it
 # make notebooks   run the notebooks again and keep what they show; ARGS='03 05' some of them
 # make soak    set everything up in .venv and ask a server at random for ten minutes, or ARGS='--minutes 60'
 # make docs    set everything up in .venv and render the documentation into build/site
@@ -17,7 +18,7 @@ NATIVE = src/ds4mlx/ops/native.cpp src/ds4mlx/ops/native_lanes.h src/ds4mlx/ops/
 	src/ds4mlx/ops/native_rows.h src/ds4mlx/ops/native_hyper.h src/ds4mlx/ops/native_sample.h \
 	src/ds4mlx/quant/search.cpp src/ds4mlx/quant/search_blocks.h
 
-.PHONY: help serve test test-clients notebooks soak docs clean
+.PHONY: help serve test test-clients notebooks test-wheel soak docs clean
 
 help:
 	@sed -n -e '/^$$/q' -e 's/^# //p' Makefile
@@ -35,6 +36,9 @@ test-clients: $(VENV)/.ready-to-test
 
 notebooks: $(VENV)/.ready-to-test
 	$(VENV)/bin/python tests/notebooks/execution.py $(ARGS)
+
+test-wheel: $(VENV)/.ready-to-test
+	$(VENV)/bin/python -m pytest tests/test_wheel.py -m wheel $(ARGS)
 
 soak: $(VENV)/.ready
 	$(VENV)/bin/python tests/bench/soak.py $(ARGS)
