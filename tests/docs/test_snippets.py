@@ -4,7 +4,7 @@ from document import PAGES, blocks, text
 
 MADE = {"README.md": {"river.kvm", "river.kvm.json"}, "docs/python.md": {"river.kvm", "river.kvm.json", "river.f32"},
         "docs/quick-start.md": set()}
-# Of the rest one asks a server, which is below, and the others are an operation, in test_pages.py.
+# Of the rest one asks a server, which is below, and the others are an operation, in test_documents.py.
 CLIENT = "from openai import OpenAI\n"
 
 
