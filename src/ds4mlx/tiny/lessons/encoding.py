@@ -36,12 +36,10 @@ class Encoder:
     def encode(self, segments: Iterable[Segment]) -> list[int]:
         """Ids of controls and texts; adjacent texts are one run."""
         ids: list[int] = []
-        for kind, group in groupby(segments, type):
-            if kind is Control:
-                ids += [self.tokenizer.control[each.literal] for each in group]
-            else:
-                assert kind is Text
-                ids += self.run("".join([each.text for each in group]))
+        for _, group in groupby(segments, type):
+            same = list(group)
+            ids += [self.tokenizer.control[each.literal] for each in same if isinstance(each, Control)]
+            ids += self.run("".join([each.text for each in same if isinstance(each, Text)]))
         return ids
 
     def run(self, text: str) -> list[int]:

@@ -1,4 +1,5 @@
 """Tools that everybody has (weather, files, search and so on), in many spellings, and how people ask for them."""
+from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
@@ -136,6 +137,9 @@ KNOWN = (
           ("How far is it from {0} to {1}?", "What is the distance from {0} to {1}?", "Distance from {0} to {1}?")),
 )
 
+PLAIN: dict[str, Callable[[Words], Json]] = {
+    "place": Words.place, "path": Words.path, "email": Words.email, "time": Words.time, "date": Words.date,
+    "number": Words.number, "code": Words.code, "proper": Words.proper}
 LANGUAGES = "French German Spanish Italian Dutch Polish Greek Danish Turkish Japanese Chinese Korean".split()
 CURRENCIES = "EUR USD GBP JPY CHF SEK NOK DKK PLN CAD".split()
 ROOMS = "kitchen bedroom bathroom garage garden office hall cellar attic".split()
@@ -202,4 +206,4 @@ def _value(words: Words, rng: Random, source: str) -> Json:
         case "symbol":
             return "".join(rng.choices("ABCDEFGHIJKLMNOPQRSTUVWXYZ", k=rng.randint(2, 4)))
         case _:
-            return getattr(words, source)()
+            return PLAIN[source](words)
