@@ -38,6 +38,7 @@ from ds4mlx.tiny.lessons.packing import ANSWER
 from ds4mlx.tiny.lessons.tasks import Task, held_out, needles
 
 CONTEXT, MOST_TOKENS = 12288, 400
+NAMES = ("well-formed calls", "arguments right", "result stated", "rightly no call", "needle found")
 ROW = 1024           # tokens of a row for perplexity
 Call = tuple[str, object]
 
@@ -194,6 +195,18 @@ def perplexities(model: str, rows: int, seed: int) -> tuple[float, float]:
     return tuple(math.exp(total / count) for total, count in sums)
 
 
+def measured(model: str, options: argparse.Namespace) -> dict[str, str]:
+    """Each line of the table for one file."""
+    began, score = time.monotonic(), scored(model, options)
+    if options.failures:
+        print(*score.failures, sep="\n")
+    told = {name: score.told(name) for name in NAMES if score.asked[name]}
+    if options.rows:
+        answers, everything = perplexities(model, options.rows, options.seed)
+        told |= {"perplexity of answers": f"{answers:.4f}", "perplexity of all tokens": f"{everything:.3f}"}
+    return told | {"seconds": f"{time.monotonic() - began:.0f}"}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", default=["tiny"])
@@ -202,16 +215,13 @@ def main() -> None:
     parser.add_argument("--engine", default="mlx")
     parser.add_argument("--failures", action="store_true")
     options = parser.parse_args()
+    columns = {}
     for model in options.models:
-        began, score = time.monotonic(), scored(model, options)
-        if options.failures:
-            print(*score.failures, sep="\n")
-        for name in ("well-formed calls", "arguments right", "result stated", "rightly no call", "needle found"):
-            print(f"{model}: {name}: {score.told(name)}", flush=True)
-        if options.rows:
-            answers, everything = perplexities(model, options.rows, options.seed)
-            print(f"{model}: perplexity: {answers:.4f} of answers, {everything:.3f} of all tokens")
-        print(f"{model}: {time.monotonic() - began:.0f} s", flush=True)
+        columns[model] = measured(model, options)
+        print(f"{model}: {columns[model]}", file=sys.stderr, flush=True)
+    print("| |" + "".join(f" {model} |" for model in columns) + "\n|---|" + "---|" * len(columns))
+    for name in next(iter(columns.values())):
+        print(f"| {name} |" + "".join(f" {column[name]} |" for column in columns.values()))
 
 
 if __name__ == "__main__":
