@@ -161,7 +161,7 @@ def test_no_text_becomes_html(tabs, talker):
     assert {url.removeprefix(talker.url) for url in asked} <= {"/stats", "/admin/requests", "/v1/models"}
 
 
-@pytest.mark.parametrize("piece", ["**a `b ", "_a_b ", "> ", "- ", "\\"])
+@pytest.mark.parametrize("piece", ["**a `b ", "_a_b ", "> ", "- ", "\\_x "])
 def test_endless_repetition_leaves_the_page_usable(tabs, talker, piece):
     page = tabs.open(talker.url, before=recalled(piece * (100_000 // len(piece))))
     page.get_by_role("button", name="New conversation").click()
