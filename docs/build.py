@@ -59,7 +59,7 @@ def address(source: str, link: str, out: Path) -> str:
     module = ".".join(path.relative_to(ROOT).with_suffix("").parts).removeprefix("src.").removesuffix(".__init__")
     if module in REFERENCE:
         return module.replace(".", "/") + ".html"
-    if path.suffix not in (".svg", ".png") or not path.is_file():
+    if path.suffix not in (".svg", ".png", ".webp") or not path.is_file():
         raise BrokenLink(f"{source} links to {link}, which is neither a page of the site nor a picture")
     (out / path.parent.name).mkdir(exist_ok=True)
     shutil.copy(path, out / path.parent.name / path.name)

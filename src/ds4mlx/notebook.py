@@ -33,6 +33,7 @@ class MlxLmTokenizer:
         return [self.bos_token_id, *ids] if add_special_tokens else ids
 
     def decode(self, ids: Sequence[int]) -> str:
+        """Ids -> text, control tokens by their names."""
         return self._tokenizer.decode(ids)
 
     def apply_chat_template(self, messages: list[Json], tools: list[Json] | None = None, tokenize: bool = True,
@@ -44,6 +45,7 @@ class MlxLmTokenizer:
         return self._tokenizer.encode(segments) if tokenize else rendered_text(segments)
 
     def get_vocab(self) -> dict[str, int]:
+        """The control tokens, by their names: what mlx-lm looks for in a vocabulary."""
         return dict(self._tokenizer.control)
 
 

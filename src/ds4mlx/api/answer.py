@@ -42,6 +42,7 @@ class Answer:
 
     @property
     def reasoning(self) -> str:
+        """Thought so far."""
         return gather(self._said).reasoning
 
     @property
@@ -51,6 +52,7 @@ class Answer:
 
     @property
     def call_ids(self) -> tuple[str, ...]:
+        """The id of each of `calls`; results of tools refer to it."""
         return gather(self._said).call_ids
 
     @property

@@ -62,6 +62,7 @@ class Model:
 
     @property
     def info(self) -> ModelInfo:
+        """Name, largest context, vocabulary, quantisation, what computes."""
         return self.engine.info
 
     @property
@@ -77,6 +78,7 @@ class Model:
 
     @property
     def layers(self) -> int:
+        """How many layers there are; those of `taps` and of directions are counted from 0."""
         return self.config.num_hidden_layers
 
     def session(self, context: int | None = None, steering: Steering | None = None) -> Session:

@@ -39,6 +39,7 @@ class Server:
                                     else ProxyHandler())
 
     def models(self) -> list[str]:
+        """The names that the server's model goes by. Raises Ds4Error, BadRequest."""
         with self.open("/v1/models") as answer:
             return [model["id"] for model in json.load(answer)["data"]]
 
@@ -77,7 +78,10 @@ class Server:
                 from fault
 
     def chunks(self, path: str, body: Body) -> Iterator[Chunk]:
-        """The JSON of a streamed answer, as it comes. The request is sent when the first is asked for."""
+        """The JSON of a streamed answer, as it comes. The request is sent when the first is asked for.
+
+        Raises Ds4Error for an error in the stream, and as `open` does.
+        """
         with self.open(path, body | {"stream": True, "stream_options": {"include_usage": True}}) as answer:
             for line in answer:
                 if line.startswith(b"data: ") and line.strip() != b"data: [DONE]":
@@ -141,7 +145,7 @@ class RemoteSession:
         return self._begin("/v1/completions", {"prompt": [*self.tokens], **_limits(max_tokens, sampling, stop)})
 
     def rewind(self, length: int) -> None:
-        """As Session.rewind."""
+        """As Session.rewind. Raises ValueError for a length that the session does not have."""
         tokens = self.tokens
         if not -len(tokens) <= length <= len(tokens):
             raise ValueError(f"the session has {len(tokens)} tokens, so it cannot go back to {length}")
@@ -172,6 +176,7 @@ class RemoteSession:
         self.messages, self.style, self._head, self._written = said.messages, said.style, said.tokens, said.text
 
     def close(self) -> None:
+        """End an answer that is being read; the server keeps the state as long as it has room."""
         self._settle()
 
     def __enter__(self) -> Self:

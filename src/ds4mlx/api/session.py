@@ -48,6 +48,7 @@ class Session:
 
     @property
     def tokens(self) -> list[int]:
+        """Ids of all that was read and sampled, from the first."""
         return [*self._state.tokens, *self._unfed]
 
     @property

@@ -12,26 +12,30 @@ Alternative = tuple[int, bytes, float]  # a token, its bytes, its log-probabilit
 
 @dataclass(frozen=True, slots=True)
 class ReasoningDelta:
+    """A piece of reasoning."""
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class ReasoningEnd:
+    """No more reasoning comes."""
     natural: bool  # False: the answer ended while the model was still thinking
 
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
+    """A piece of the answer's text."""
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class ToolBlockStart:
-    pass
+    """Calls follow, in one block."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCallStart:
+    """A call begins; `index` counts the calls of an answer from 0."""
     index: int
     name: str
     id: str = ""    # what the client will name the call by; `service` gives it
@@ -39,22 +43,25 @@ class ToolCallStart:
 
 @dataclass(frozen=True, slots=True)
 class ToolArgsDelta:
+    """A piece of a call's arguments."""
     index: int
     fragment: str  # the fragments of one call, joined, are one JSON object
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCallEnd:
+    """A call is complete. One that has no such event was cut."""
     index: int
 
 
 @dataclass(frozen=True, slots=True)
 class ToolBlockEnd:
-    pass
+    """The block of calls is complete."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
+    """Text, in the place of calls that could not be read."""
     text: str  # a malformed tool block given back verbatim, as visible text
 
 
@@ -76,6 +83,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
+    """Tokens of a request."""
     prompt_tokens: int
     cached_tokens: int      # of the prompt, not computed again
     completion_tokens: int  # sampled, with reasoning and tool blocks, without the final EOS

@@ -9,16 +9,19 @@ Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 
 @dataclass(frozen=True, slots=True)
 class TextPart:
+    """Text of any role."""
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
+    """What an assistant thought before it answered."""
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
+    """A call that an assistant made."""
     id: str
     name: str
     arguments: str  # as received or sampled: usually the JSON text of an object
@@ -32,6 +35,7 @@ class ToolReference:
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
+    """What came of a call."""
     call_id: str
     content: str | tuple[str | ToolReference, ...]  # a tuple: blocks, shown with a blank line between them
 

@@ -16,6 +16,7 @@ Progress = Callable[[int, int], None]   # bytes of weights that are loaded, of s
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
+    """What an open model is, without its weights."""
     name: str           # as the file says, for people
     context: int        # largest context the model was made for, in tokens
     vocab: int          # logits per position
@@ -66,10 +67,12 @@ class MemoryPlan:
 
     @property
     def total_bytes(self) -> int:
+        """Weights, all sessions, and what computing takes."""
         return self.weights_bytes + self.sessions * self.session_bytes + self.scratch_bytes
 
     @property
     def fits(self) -> bool:
+        """Whether the limit holds all of it."""
         return self.total_bytes <= self.limit_bytes
 
 
@@ -89,8 +92,13 @@ class Snapshot(Protocol):
     """
     tokens: np.ndarray                          # u32 [n]
 
-    def head(self, spans: int) -> dict[str, np.ndarray]: ...   # without the rows of the first `spans` spans
-    def span(self, index: int) -> dict[str, np.ndarray]: ...   # rows of one span, some 7 MB for Flash
+    def head(self, spans: int) -> dict[str, np.ndarray]:
+        """All but the rows of the first `spans` spans. Raises CheckpointError, as `span`."""
+        ...
+
+    def span(self, index: int) -> dict[str, np.ndarray]:
+        """The rows of one span, some 7 MB for Flash."""
+        ...
 
 
 class Session(Protocol):
@@ -98,13 +106,26 @@ class Session(Protocol):
     tokens: Sequence[int]                       # what the state covers, exactly
     context: int                                # most tokens it may cover
 
-    def logits(self) -> np.ndarray: ...         # f32 [vocab] for the token after `tokens`; needs one token at least
-    @property
-    def marks(self) -> Sequence[int]: ...       # lengths that `rewind` reaches, ascending
+    def logits(self) -> np.ndarray:
+        """f32 [vocab] for the token after `tokens`, of which there must be one."""
+        ...
 
-    def mark(self) -> None: ...                 # make the present length a place to rewind to
-    def rewind(self, length: int) -> int: ...   # go back to the largest reachable length <= `length`; returns it
-    def snapshot(self) -> Snapshot: ...         # costs no copy; needs one token at least
+    @property
+    def marks(self) -> Sequence[int]:
+        """Lengths that `rewind` reaches, in tokens, ascending."""
+        ...
+
+    def mark(self) -> None:
+        """Make the present length a place to rewind to; a place of little use may be given up for it."""
+        ...
+
+    def rewind(self, length: int) -> int:
+        """Go back to the largest reachable length <= `length`. Returns it; 0 where there is none."""
+        ...
+
+    def snapshot(self) -> Snapshot:
+        """The state as it is, of one token at least. Costs no copy."""
+        ...
 
     def branch(self, other: "Session", length: int) -> int:
         """Become the state of `other`, of the same engine, at its largest mark (or present length) <= `length`.
@@ -118,7 +139,9 @@ class Session(Protocol):
         """Become the state of these arrays, all of them whole. Raises CheckpointError and stays as it was."""
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Give its memory back; it is of no use after that."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,13 +160,28 @@ class Row:
 
 
 class Engine(Protocol):
+    """A model that computes. Sessions are its own: those of another engine are misuse."""
     info: ModelInfo
 
-    def open(self, context: int) -> Session: ...
-    def plan(self, context: int, sessions: int) -> MemoryPlan: ...
-    def memory(self) -> MemoryUse: ...          # from any thread
-    def arrays(self, tokens: int) -> Mapping[str, tuple[tuple[int, ...], np.dtype]]: ...  # of a state, in order
-    def prefill(self, session: Session, tokens: Sequence[int]) -> None: ...  # one bounded slice
+    def open(self, context: int) -> Session:
+        """An empty session of so many tokens at most. Raises DoesNotFit."""
+        ...
+
+    def plan(self, context: int, sessions: int) -> MemoryPlan:
+        """The memory that so many sessions would need; nothing is allocated."""
+        ...
+
+    def memory(self) -> MemoryUse:
+        """The memory that is used now. From any thread."""
+        ...
+
+    def arrays(self, tokens: int) -> Mapping[str, tuple[tuple[int, ...], np.dtype]]:
+        """Every array of a state of so many tokens: name -> (shape, dtype), in storage order."""
+        ...
+
+    def prefill(self, session: Session, tokens: Sequence[int]) -> None:
+        """Compute these tokens behind those of the session, in one go: a slice of a prompt, a few thousand at most."""
+        ...
 
     def decode(self, rows: Sequence[Row]) -> list[list[Step]]:
         """Feed each row's `token`, then sample the next, in one step for all rows. One list a row; longer than one
@@ -154,4 +192,6 @@ class Engine(Protocol):
         """
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Give all memory back, that of its sessions too."""
+        ...

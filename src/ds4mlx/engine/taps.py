@@ -56,6 +56,7 @@ class Taps:
 
     @classmethod
     def joined(cls, parts: Sequence[Self]) -> Self:
+        """Of tokens that follow each other."""
         return cls(parts[0].start, np.concatenate([part.tokens for part in parts]),
                    np.concatenate([part.logits for part in parts]),
                    {layer: LayerTaps.joined([part.layers[layer] for part in parts]) for layer in parts[0].layers})

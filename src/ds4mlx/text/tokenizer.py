@@ -86,7 +86,10 @@ class Tokenizer:
 
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, object]) -> "Tokenizer":
-        """From a GGUF's metadata. Token types are not read: what merges reach is text, what they do not is not."""
+        """From a GGUF's metadata. Token types are not read: what merges reach is text, what they do not is not.
+
+        Raises ModelFileError for a vocabulary of another kind, or one that is damaged.
+        """
         for key, needed in (("tokenizer.ggml.model", "gpt2"), ("tokenizer.ggml.pre", "joyai-llm")):
             found = metadata.get(key)
             if not isinstance(found, str) or found != needed:
@@ -99,7 +102,7 @@ class Tokenizer:
 
     @classmethod
     def from_json(cls, source: Path | str | Mapping[str, object]) -> "Tokenizer":
-        """From a `tokenizer.json`: its path, or its parsed content."""
+        """From a `tokenizer.json`: its path, or its parsed content. Raises ModelFileError, as from_gguf."""
         name = "tokenizer.json" if isinstance(source, Mapping) else str(source)
         data = cast(TokenizerJson, source if isinstance(source, Mapping) else _read_json(Path(source)))
         try:
