@@ -12,8 +12,8 @@ from time import perf_counter
 
 import matplotlib.font_manager  # noqa: F401  makes the cache of fonts, of which a kernel would complain
 import nbformat
-from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
+from traitlets.config import Config
 
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
 CELL_S = 300
@@ -26,9 +26,9 @@ def executed(path: Path) -> nbformat.NotebookNode:
     """
     notebook = nbformat.read(path, as_version=4)
     with tempfile.TemporaryDirectory() as folder:
-        kernel = AsyncKernelManager(kernel_name="python3", transport="ipc", ip=f"{folder}/kernel")
-        client = NotebookClient(notebook, kernel, timeout=CELL_S, record_timing=False, coalesce_streams=True,
-                                resources={"metadata": {"path": folder}})
+        sockets = Config({"AsyncKernelManager": {"transport": "ipc", "ip": f"{folder}/kernel"}})
+        client = NotebookClient(notebook, config=sockets, kernel_name="python3", timeout=CELL_S, record_timing=False,
+                                coalesce_streams=True, resources={"metadata": {"path": folder}})
         client.execute(env=os.environ | {"IPYTHONDIR": folder})
     for cell in notebook.cells:
         cell.metadata = {}

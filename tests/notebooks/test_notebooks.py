@@ -30,6 +30,10 @@ def said(cell):
     return "".join(output.get("text", "") + output.get("data", {}).get("text/plain", "") for output in cell.outputs)
 
 
+def test_there_are_eight():
+    assert [path.name[:3] for path in NOTEBOOKS] == [f"0{i}_" for i in range(1, 9)]
+
+
 def test_it_runs_from_top_to_bottom_without_a_warning(path):
     ran = subprocess.run([sys.executable, execution.__file__, "--check", path.name], capture_output=True, text=True)
     assert ran.returncode == 0 and path.name in ran.stdout, ran.stderr
