@@ -27,6 +27,7 @@ PAGES = {   # name in the site -> source, in the order of the menu
     "cache-format": "docs/cache-format.md", "own-file": "docs/own-file.md", "eval-data": "EVAL_DATA.md",
     "measured": "docs/measured.md", "kernels": "docs/kernels.md", "contributing": "CONTRIBUTING.md",
     "adding-an-operation": "docs/adding-an-operation.md", "adding-a-model-family": "docs/adding-a-model-family.md",
+    "why": "docs/why.md",
     "changelog": "CHANGELOG.md",
 }
 REFERENCE = ("ds4mlx", "ds4mlx.api.model", "ds4mlx.api.session", "ds4mlx.api.answer", "ds4mlx.api.remote",
