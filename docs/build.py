@@ -50,7 +50,7 @@ def title(text: str) -> str:
 
 
 def address(source: str, link: str, out: Path) -> str:
-    """Where a relative link of a source file leads in the site; a picture is copied there."""
+    """Where a relative link of a source file leads in the site; a picture or notebook is copied there."""
     path = (ROOT / source).parent.joinpath(link).resolve()
     if not path.is_relative_to(ROOT):
         raise BrokenLink(f"{source} links to {link}, outside the repository")
@@ -60,8 +60,8 @@ def address(source: str, link: str, out: Path) -> str:
     module = ".".join(path.relative_to(ROOT).with_suffix("").parts).removeprefix("src.").removesuffix(".__init__")
     if module in REFERENCE:
         return module.replace(".", "/") + ".html"
-    if path.suffix not in (".svg", ".png", ".webp") or not path.is_file():
-        raise BrokenLink(f"{source} links to {link}, which is neither a page of the site nor a picture")
+    if path.suffix not in (".svg", ".png", ".webp", ".ipynb") or not path.is_file():
+        raise BrokenLink(f"{source} links to {link}, which is neither a page of the site nor a picture or notebook")
     (out / path.parent.name).mkdir(exist_ok=True)
     shutil.copy(path, out / path.parent.name / path.name)
     return f"{path.parent.name}/{path.name}"
