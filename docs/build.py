@@ -1,14 +1,16 @@
 """python docs/build.py FOLDER: the documentation as a site, from Markdown and from docstrings. `make docs` runs it.
 
-Pages are the Markdown files named below, as they stand in the repository; the reference is rendered by pdoc, whose
+Pages are the Markdown files named below and the notebooks, as they stand in the repository; the reference is rendered by pdoc, whose
 templates and search serve both. Whatever pdoc warns of is an error, and so is a link that leads nowhere.
 """
 import inspect
+import json
 import re
 import shutil
 import sys
 import types
 import warnings
+from base64 import b64decode
 from html.parser import HTMLParser
 from importlib import import_module
 from pathlib import Path
@@ -27,8 +29,8 @@ PAGES = {   # name in the site -> source, in the order of the menu
     "cache-format": "docs/cache-format.md", "own-file": "docs/own-file.md", "eval-data": "EVAL_DATA.md",
     "measured": "docs/measured.md", "kernels": "docs/kernels.md", "contributing": "CONTRIBUTING.md",
     "adding-an-operation": "docs/adding-an-operation.md", "adding-a-model-family": "docs/adding-a-model-family.md",
-    "why": "docs/why.md",
-    "changelog": "CHANGELOG.md",
+    "why": "docs/why.md", "changelog": "CHANGELOG.md",
+    **{f"notebook-{path.stem[:2]}": f"notebooks/{path.name}" for path in sorted(ROOT.glob("notebooks/*.ipynb"))},
 }
 REFERENCE = ("ds4mlx", "ds4mlx.api.model", "ds4mlx.api.session", "ds4mlx.api.answer", "ds4mlx.api.remote",
              "ds4mlx.api.rendering", "ds4mlx.api.steering", "ds4mlx.models.deepseek_v4.directions", "ds4mlx.config",
@@ -44,9 +46,31 @@ class BrokenLink(Exception):
     """A page refers to what is not in the site."""
 
 
+def written(source: str, out: Path) -> str:
+    """A page's Markdown, its links leading into the site. Of a notebook the cells with what they print and draw."""
+    text = (ROOT / source).read_text("utf-8")
+    cells = json.loads(text)["cells"] if source.endswith(".ipynb") else [{"cell_type": "markdown", "source": text}]
+    parts = []
+    for number, cell in enumerate(cells):
+        content = "".join(cell["source"])
+        if cell["cell_type"] == "markdown":
+            parts.append(LINK.sub(lambda link: address(source, link[1], out), content))
+            continue
+        parts.append(f"```python\n{content}\n```")
+        for shown in cell["outputs"]:
+            if drawn := shown.get("data", {}).get("image/png"):
+                picture = Path("pictures") / f"{Path(source).stem}-{number}.png"
+                (out / picture).parent.mkdir(exist_ok=True)
+                (out / picture).write_bytes(b64decode(drawn))
+                parts.append(f"![what the cell draws]({picture})")
+            elif said := "".join(shown.get("text") or shown.get("data", {}).get("text/plain", "")).rstrip():
+                parts.append(f"```text\n{said}\n```")
+    return "# " + "\n\n".join(parts).lstrip("# ")
+
+
 def title(text: str) -> str:
-    """The first heading of a page, as plain text."""
-    return next(line for line in text.splitlines() if line.startswith("# ")).removeprefix("# ").replace("`", "")
+    """The first line of a page, as plain text."""
+    return text.lstrip("# ").partition("\n")[0].replace("`", "")
 
 
 def address(source: str, link: str, out: Path) -> str:
@@ -84,13 +108,12 @@ def exported() -> str:
     return "\n".join(["", "", "| name | from | |", "|---|---|---|", *rows])
 
 
-def modules(out: Path) -> dict[str, pdoc.doc.Module]:
+def modules(texts: dict[str, str]) -> dict[str, pdoc.doc.Module]:
     """All that is rendered, by name: a page is a module that has nothing but a docstring."""
     found = {}
-    for name, source in PAGES.items():
+    for name, text in texts.items():
         page = types.ModuleType(name)
-        text = (ROOT / source).read_text("utf-8")
-        page.__doc__ = LINK.sub(lambda link: address(source, link[1], out), text)
+        page.__doc__ = text
         found[name] = pdoc.doc.Module(page)
     for name in REFERENCE:
         module = import_module(name)
@@ -104,12 +127,13 @@ def modules(out: Path) -> dict[str, pdoc.doc.Module]:
 def render(out: Path) -> None:
     """Every file of the site."""
     inspect.formatannotation = pdoc.doc.formatannotation = readable     # the first writes signatures
-    titles = {name: title((ROOT / source).read_text("utf-8")) for name, source in PAGES.items()}
+    texts = {name: written(source, out) for name, source in PAGES.items()}
+    titles = {name: title(text) for name, text in texts.items()}
     titles["index"], titles["readme"] = "Start", "README"
     pdoc.render.configure(template_directory=Path(__file__).parent / "templates", docformat="markdown",
                           show_source=False, footer_text=f"ds4mlx {ds4mlx.__version__}")
     pdoc.render.env.globals |= {"pages": titles, "reference": REFERENCE}
-    every = modules(out)
+    every = modules(texts)
     for name, module in every.items():
         path = out / f"{name.replace('.', '/')}.html"
         path.parent.mkdir(parents=True, exist_ok=True)

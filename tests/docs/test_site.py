@@ -23,8 +23,8 @@ def test_it_renders_without_a_warning_or_a_broken_link(rendered):
 
 def test_every_page_of_the_project_is_in_it(rendered):
     builder, _ = rendered
-    assert {path.relative_to(ROOT).as_posix() for path in (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"))} \
-        == set(builder.PAGES.values())
+    written = [path for pattern in ("*.md", "docs/*.md", "notebooks/*.ipynb") for path in ROOT.glob(pattern)]
+    assert {path.relative_to(ROOT).as_posix() for path in written} == set(builder.PAGES.values())
 
 
 @pytest.mark.parametrize("text", ["[a](gone.md)", "[a](other.md#gone)", "[a](#gone)", "[a](../outside.md)",
