@@ -155,6 +155,8 @@ def best(score: Tensor, k: int) -> Tensor:
 def index_loss(score: Tensor, wanted: Tensor, seen: Tensor) -> Tensor:
     """Cross entropy of softmax(score) to what the heads gave to each row, a query counting by how much that is."""
     mass = wanted.sum(-1, keepdim=True)
-    log_p = torch.where(seen, torch.log_softmax(score, dim=-1), 0.0)
-    share = (wanted + 1e-4 * seen) / (mass + 1e-4 * seen.sum(-1, keepdim=True)).clamp(min=1e-9)
-    return -(share * log_p * (mass + 0.02)).sum(-1).mean()
+    share = (wanted + 1e-4 * seen) / (mass + 1e-4 * seen.sum(-1, keepdim=True)).clamp(min=1e-6)
+    top = torch.where(seen, score, -1e4).amax(-1, keepdim=True).detach()
+    above = torch.where(seen, score - top, 0.0)
+    log_sum = torch.log(torch.where(seen, torch.exp(above), 0.0).sum(-1, keepdim=True) + 1e-6)
+    return (share * (log_sum - above) * (mass + 0.02)).sum(-1).mean()

@@ -68,11 +68,13 @@ class Optimizer:
         self.muon, self.matrix_rate = Muon(hidden.values()), matrix_rate
         self.adam = torch.optim.AdamW([{"params": tables, "weight_decay": 0.01}, {"params": rest, "weight_decay": 0.0}],
                                       lr=rate, betas=(0.9, 0.95), eps=1e-10, fused=on_gpu)
-        self.rates = [rate, rate]
+        self.rates, self.parameters = [rate, rate], list(model.parameters())
 
     def step(self, factor: float) -> None:
         for group, rate in zip(self.adam.param_groups, self.rates, strict=True):
             group["lr"] = rate * factor
+        for parameter in self.parameters:   # a step without one gradient is better than none after it
+            torch.nan_to_num_(parameter.grad, nan=0.0, posinf=0.0, neginf=0.0)
         self.adam.step()
         self.muon.step(self.matrix_rate * factor)
         self.adam.zero_grad(set_to_none=True)

@@ -4,13 +4,14 @@ from torch import Tensor
 
 FP8_BLOCK, FP8_MAX = 64, 448.0
 FP4_BLOCK, FP4_MAX = 32, 6.0
+LEAST = 1e-30       # the model's own bound, 6 * 2^-126, is where GPUs take numbers for 0
 
 
 def fp8_rows(rows: Tensor, tail: int) -> Tensor:
     """Rows [..., d] f32 with all but the last `tail` channels rounded to E4M3, 64 to a power of two; the tail to half
     precision, in which the cache holds it."""
     plain = rows[..., :-tail].unflatten(-1, (-1, FP8_BLOCK))
-    scale = _scale(plain, FP8_MAX, least=1e-4)
+    scale = _scale(plain, FP8_MAX, 1e-4)
     coded = (plain / scale).clamp(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn).float() * scale
     rounded = torch.cat([coded.flatten(-2), rows[..., -tail:].half().float()], dim=-1)
     return rows + (rounded - rows).detach()
@@ -21,7 +22,7 @@ def fp4_vectors(v: Tensor, turn: Tensor) -> Tensor:
     vectors differ from those of v by the rounding only."""
     turned = v.float() @ turn
     block = turned.unflatten(-1, (-1, FP4_BLOCK))
-    scale = _scale(block, FP4_MAX, least=FP4_MAX * 2.0 ** -126)
+    scale = _scale(block, FP4_MAX, LEAST)
     size = (block / scale).abs().clamp(max=FP4_MAX)
     # Steps of 1/2 below 2, of 1 below 4, of 2 above; torch.round takes ties to even, which is the even code.
     steps = torch.where(size < 2, (2 * size).round() / 2, torch.where(size < 4, size.round(), 2 * (size / 2).round()))
