@@ -3,6 +3,7 @@
 Chromium shows the real page of the real server over the scripted engine: words and speeds are this file's.
 """
 import base64
+import re
 import sys
 import threading
 import time
@@ -13,25 +14,29 @@ FOLDER = ROOT / "pictures"
 WINDOW = {"width": 1280, "height": 960}
 SYSTEM = "You are a careful assistant for a repository of water levels. " * 160
 YESTERDAY = "Summaries of the day, one line for each gauge. " * 90
-ANSWERS = {
-    "What does the river say?": """They ask what a river says. Rivers do not speak; say so kindly, and name what one hears.</think>\
-It says **very little**, and says it all day:
+THOUGHT = "They ask what a river says. Rivers do not speak; say so kindly, and name what one hears."
+DAY = """It says **very little**, and says it all day:
 
 - water over stone, and a lower note where it is deep
 - the rain of last night, two hours late
-- a tree that fell in March""",
-    "And at night?": """The same river, one street further. A short function shows it.</think>The same words, but nobody else \
-is talking, so you hear the *ends* of them:
+- a tree that fell in March"""
+NIGHT = """The same words, but nobody else is talking, so you hear the *ends* of them:
 
 ```python
 def heard(words, hour):
     return words if 22 <= hour or hour < 5 else words[:-2]
 ```
 
-By four the gravel is louder than the town. If you want to write it down, stand where the bank is low, and count how long \
-each note lasts before the next one takes it over.
+By four the gravel is louder than the town. If you want to write it down, stand where the bank is low, and count how
+long each note lasts before the next one takes it over.
 
-What they say then is still very little. But it comes slower, and from further off: the weir two miles up opens at eleven, and the river speaks of it at one. Somebody who has lived on this bank for forty years told me that she does not look at the clock in the kitchen at night, because she can hear how late it is. """ + "I asked her to write it down. " * 99,
+What they say then is still very little. But it comes slower, and from further off: the weir two miles up opens at
+eleven, and the river speaks of it at one. Somebody who has lived on this bank for forty years told me that she does not
+look at the clock in the kitchen at night, because she can hear how late it is. """
+ANSWERS = {
+    "What does the river say?": f"{THOUGHT}</think>{DAY}",
+    "And at night?": "The same river, one street further.</think>"
+                     + re.sub(r"(?<=[a-z,.:])\n(?=[a-z])", " ", NIGHT) + "I asked her to write it down. " * 99,
     "agent": "</think>" + "I read the next file, and then the one behind it. " * 400,
     "short": "</think>Done.",
 }

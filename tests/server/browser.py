@@ -1,4 +1,4 @@
-"""A Chromium without a window for tests of the page, driven by Playwright. It is the system's: `make test` installs it."""
+"""A Chromium without a window for tests of the page, driven by Playwright. `make test` installs the system's."""
 import os
 import shutil
 from contextlib import contextmanager
@@ -52,7 +52,8 @@ class Tabs:
         return page
 
     def _heard(self, told):
-        if told.type in ("error", "warning") and not told.text.startswith("Failed to load resource"):   # an error status
+        answered_with_an_error = told.text.startswith("Failed to load resource")
+        if told.type in ("error", "warning") and not answered_with_an_error:
             self.faults.append(told.text)
 
     def close(self):

@@ -1,4 +1,4 @@
-"""The live half of the page: slots and what they hold, who runs and waits, what each went on from, and why from no more."""
+"""The live half of the page: slots and what they hold, who runs and waits, what each went on from and why no more."""
 import re
 import threading
 
@@ -51,10 +51,10 @@ def test_a_prompt_that_was_computed_anew_says_why(watch):
     expect(latest.locator(".kept")).to_have_attribute("data-kept", "nothing")
 
 
-@pytest.mark.parametrize("settings, kept, words", [
-    ({"batched_session": 1}, "memory", "from memory, gone back"), ({"batched_session": 2}, "shared", "shared with slot 0")])
-def test_what_a_prompt_went_on_from_is_named_and_drawn(watch, settings, kept, words):
-    server, page = watch(**settings)
+@pytest.mark.parametrize("slots, kept, words", [
+    (1, "memory", "from memory, gone back"), (2, "shared", "shared with slot 0")])
+def test_what_a_prompt_went_on_from_is_named_and_drawn(watch, slots, kept, words):
+    server, page = watch(batched_session=slots)
     ask_of(server, LONG * 3, "one " * 200), ask_of(server, LONG * 3, "two " * 200)
     label = page.locator("#late .request").first.locator(".kept")
     expect(label).to_contain_text(words)

@@ -6,9 +6,9 @@ from playwright.sync_api import expect
 
 CALL = ('Look.</think>\n\n<｜DSML｜tool_calls>\n<｜DSML｜invoke name="get_weather">\n<｜DSML｜parameter name="city" '
         'string="true">Oslo</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜tool_calls>')
-RICH = ("They ask of a river.</think># A river\n\nIt says **very little**, *all day*, in `code`:\n\n- water\n- stone\n\n> quoted\n\n"
-        "```python\nprint('a line that is much too long for a narrow window, and scrolls in its own box: ' * 3)\n```\n\n"
-        "| a | b |\n|---|---|\n| c | d |\n\n" + "unbroken" * 40)
+RICH = ("They ask of a river.</think># A river\n\nIt says **very little**, *all day*, in `code`:\n\n- water\n- stone\n"
+        "\n> quoted\n\n```python\nprint('a line that is too long for a narrow window: it scrolls in a box' * 3)\n```\n"
+        "\n| a | b |\n|---|---|\n| c | d |\n\n" + "unbroken" * 40)
 ANSWERS = {"river": RICH, "Oslo?": CALL, "long": "Hidden thought. " * 9 + "</think>" + "A sentence of it. " * 120,
            "night": "</think>Nobody talks. It is dark!"}
 WIDE, NARROW = {"width": 1280, "height": 800}, {"width": 360, "height": 640}
@@ -135,20 +135,21 @@ def test_escape_stops_and_the_arrow_changes_the_last_message(tabs, talker):
 def test_everything_that_can_be_pressed_is_reached_by_tab(tabs, talker):
     page = tabs.open(talker.url)
     full(page)
-    wanted = page.locator("button:visible:enabled, textarea:visible, input:visible, select:visible, summary:visible").count()
+    kinds = "button, textarea, input, select, summary"
+    wanted = page.locator(f":is({kinds}):visible:not(:disabled)").count()
     page.evaluate("() => document.activeElement.blur()")
     reached = set()
     for _ in range(wanted + 40):
         page.keyboard.press("Tab")
-        reached.add(page.evaluate("""() => { const all = [...document.querySelectorAll('button, textarea, input, select, summary')];
-            return all.indexOf(document.activeElement); }"""))
+        reached.add(page.evaluate(
+            "kinds => [...document.querySelectorAll(kinds)].indexOf(document.activeElement)", kinds))
     assert len(reached - {-1}) == wanted
 
 
 def test_whole_sentences_are_read_out_seldom_and_the_reasoning_never(tabs, talker):
     page = tabs.open(talker.url, before="""addEventListener('DOMContentLoaded', () => { window.heard = [];
-        new MutationObserver(changes => changes.forEach(change => change.addedNodes.forEach(node => heard.push(node.textContent))))
-            .observe(document.querySelector('#told'), {childList: true}); })""")
+        const hear = changes => changes.forEach(({addedNodes: [node]}) => node && heard.push(node.textContent));
+        new MutationObserver(hear).observe(document.querySelector('#told'), {childList: true}); })""")
     ask(page, "And at night?")
     answered(page, "Nobody talks.")
     assert page.evaluate("() => heard") == ["The answer is on its way.", "Nobody talks. It is dark!"]

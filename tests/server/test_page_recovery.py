@@ -13,7 +13,8 @@ def start_talker(start_server, stop_server, script_of):
     servers = []
 
     def start():
-        servers.append(start_server(script=script_of(ANSWERS), settings={"ctx": 16384, "drain_seconds": 0}, step_s=0.001))
+        settings = {"ctx": 16384, "drain_seconds": 0}
+        servers.append(start_server(script=script_of(ANSWERS), settings=settings, step_s=0.001))
         return servers[-1]
 
     yield start
@@ -131,6 +132,7 @@ def test_the_key_is_asked_for_and_kept_for_the_tab_alone(tabs, locked):
 
 def test_a_question_asked_without_the_key_is_asked_again_with_it(tabs, locked):
     page = tabs.open(locked.url)
+    expect(page.get_by_label("API key")).to_be_focused()
     page.keyboard.press("Escape")
     ask(page, "May I?")
     give(page, "sesame")

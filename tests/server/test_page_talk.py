@@ -10,7 +10,8 @@ from waiting import idle, until
 CALL = ('Look.</think>\n\n<｜DSML｜tool_calls>\n<｜DSML｜invoke name="get_weather">\n<｜DSML｜parameter name="city" '
         'string="true">Oslo</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜tool_calls>')
 ANSWERS = {
-    "river": "They ask of a river.</think>It says **very little**:\n\n- water\n- stone\n\n```python\nprint('sea')\n```\n",
+    "river": "They ask of a river.</think>It says **very little**:\n\n- water\n- stone\n\n"
+             "```python\nprint('sea')\n```\n",
     "night": "</think>The same, and *nobody* talks.",
     "Oslo?": CALL,
     "light rain": "</think>It rains in Oslo.",
