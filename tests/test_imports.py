@@ -33,7 +33,7 @@ TABLE = {
 }
 # Where MLX lives. All else runs on a machine that has none.
 GRAPH = ("graph", "attention", "indexer", "compressor", "hyper", "experts", "layers", "pages", "rope", "stacked",
-         "state", "steering", "weights")
+         "state", "steering", "traced", "weights")
 MLX = ("ops", "notebook", "engine.mlx_", *(f"models.deepseek_v4.{part}" for part in GRAPH))
 TORCH = tuple(f"tiny.training.{part}" for part in (     # where PyTorch lives; all else runs without
     "attention", "experts", "few_bits", "model", "optimizer", "parts", "rounding", "sinkhorn", "train"))

@@ -15,6 +15,7 @@ from ds4mlx.models.deepseek_v4.graph import Model
 from ds4mlx.models.deepseek_v4.layers import Batch
 from ds4mlx.models.deepseek_v4.pages import PageTable
 from ds4mlx.models.deepseek_v4.state import Pools
+from ds4mlx.models.deepseek_v4.traced import traceable
 
 # Of pools that a step begun ahead may write to: MLX copies an array whose last reader is still to run, where otherwise
 # it writes in place. As much takes a millisecond or less, which is what a step ahead saves.
@@ -38,7 +39,7 @@ class Decoder:
 
     def __init__(self, model: Model, pools: Pools, lookahead: bool) -> None:
         self.lookahead = lookahead
-        self._model, self._pools = model, pools
+        self._model, self._pools, self._step = model, pools, traceable(model)
         self._stack: Stack | None = None
         self._stacked: list[weakref.ref[MLXSession]] = []    # by row of the stack; those that left are among them
         self._ahead: Ahead | None = None
@@ -74,7 +75,7 @@ class Decoder:
 
     def forget(self) -> None:
         """Drop what was begun: the model has changed."""
-        self._ahead = None
+        self._ahead, self._step = None, traceable(self._model)
 
     def _in_order(self, fed: list[Row]) -> list[Row]:
         """As they stand in the stack, the others behind."""
@@ -105,7 +106,7 @@ class Decoder:
                          for place, row in zip(places, fed, strict=True)):
             return ahead.after if len(fed) == len(ahead.tokens) else ahead.after.pick(places)
         ids = mx.array([row.token for row in fed], mx.int32)
-        return Stack.step(self._model, self._batch(fed, ids, 0), self._before(fed, places))
+        return Stack.step(self._step, self._batch(fed, ids, 0), self._before(fed, places))
 
     def _before(self, fed: Sequence[Row], places: Sequence[int | None]) -> Layers:
         """The sessions side by side: those that are in the stack first."""
@@ -134,7 +135,7 @@ class Decoder:
             return None
         if self._pools.written_bytes([len(row.session.tokens) + 1 for row in fed]) > COPIED_BYTES:
             return None
-        begun = Stack.step(self._model, self._batch(fed, tokens, 1), after.layers)
+        begun = Stack.step(self._step, self._batch(fed, tokens, 1), after.layers)
         mx.async_eval(begun.arrays())
         return begun
 

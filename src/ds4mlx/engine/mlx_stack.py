@@ -1,16 +1,16 @@
 """The state of several sequences side by side, as a decode step takes and leaves it."""
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Self
 
 import mlx.core as mx
 
-from ds4mlx.models.deepseek_v4.graph import Model
 from ds4mlx.models.deepseek_v4.layers import Batch
 from ds4mlx.models.deepseek_v4.stacked import StackedLayer
 from ds4mlx.models.deepseek_v4.state import LayerState
 
 Layers = tuple[StackedLayer, ...]
+ModelStep = Callable[[Batch, Sequence[StackedLayer]], mx.array]     # see graph.Model.step
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -21,10 +21,10 @@ class Stack:
     logits: mx.array
 
     @classmethod
-    def step(cls, model: Model, batch: Batch, before: Layers) -> Self:
+    def step(cls, step: ModelStep, batch: Batch, before: Layers) -> Self:
         """One token more of each sequence, not computed yet."""
         layers = tuple(layer.copy() for layer in before)
-        logits = model.step(batch, layers)
+        logits = step(batch, layers)
         return cls(layers, logits)
 
     def pick(self, rows: Sequence[int]) -> Self:

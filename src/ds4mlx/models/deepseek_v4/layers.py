@@ -125,9 +125,14 @@ class Batch:
         """Write rows [B, row] to the pool: to page 0, which nobody reads, where a token's group is still open."""
         ratio = pool.ratio
         if ratio not in self._places:
-            complete = (self.positions + 1) % ratio == 0
-            page = np.where(complete, self.pages[np.arange(self.size), self.positions // PAGE_TOKENS], 0)
-            places = page * pool.page_rows + self.positions % PAGE_TOKENS // ratio
-            self._places[ratio] = mx.array(places.astype(np.int32)) if complete.any() else None
+            places = self.places(ratio)
+            self._places[ratio] = None if places is None else mx.array(places)
         if self._places[ratio] is not None:
             pool.rows[self._places[ratio]] = rows
+
+    def places(self, ratio: int) -> np.ndarray | None:
+        """Where the tokens' rows belong in a pool of that ratio, i32 [B]; None where no token completes a group."""
+        complete = (self.positions + 1) % ratio == 0
+        page = np.where(complete, self.pages[np.arange(self.size), self.positions // PAGE_TOKENS], 0)
+        places = page * (PAGE_TOKENS // ratio) + self.positions % PAGE_TOKENS // ratio
+        return places.astype(np.int32) if complete.any() else None

@@ -6,6 +6,7 @@ a page in every pool. Page 0 belongs to nobody: rows that are not meant to be ke
 import weakref
 from collections.abc import Iterator, Sequence
 from itertools import count
+from typing import Self
 
 import mlx.core as mx
 import numpy as np
@@ -29,6 +30,13 @@ class Pool:
     def __init__(self, ratio: int, row: schema.Row) -> None:
         self.ratio, self.page_rows = ratio, PAGE_TOKENS // ratio
         self.rows = mx.zeros((0, row.width), mx.uint8 if row.dtype == np.uint8 else mx.float32)
+
+    @classmethod
+    def of_rows(cls, ratio: int, rows: mx.array) -> Self:
+        """The pool whose rows are these."""
+        pool = cls.__new__(cls)
+        pool.ratio, pool.page_rows, pool.rows = ratio, PAGE_TOKENS // ratio, rows
+        return pool
 
     @property
     def page_bytes(self) -> int:

@@ -1,0 +1,130 @@
+"""The decode step as a graph that is traced once and run with other numbers: for devices that wait for the host else.
+
+Whatever changes from step to step comes in as arrays: tokens, positions, rotary tables, page tables, the places of new
+rows. What only grows, how many rows a token may see, is a bound that doubles, and each bound has a graph of its own.
+"""
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import mlx.core as mx
+import numpy as np
+
+from ds4mlx import ops
+from ds4mlx.models.deepseek_v4.config import Config
+from ds4mlx.models.deepseek_v4.graph import Model
+from ds4mlx.models.deepseek_v4.layers import Batch, Tables
+from ds4mlx.models.deepseek_v4.pages import Pool, page_count
+from ds4mlx.models.deepseek_v4.stacked import StackedCompressor, StackedLayer
+
+Arrays = list[mx.array]
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What a graph is traced for: tokens that a sequence may have, and the ratios of which a row is completed."""
+    bound: int
+    written: tuple[int, ...]
+
+    @classmethod
+    def of(cls, batch: Batch, config: Config) -> "Form":
+        bound = 4 * (config.index_topk + 1) - 1      # up to here no rows are chosen
+        while bound <= int(batch.positions.max()):
+            bound = 2 * bound + 1
+        written = tuple(ratio for ratio in ratios(config) if batch.places(ratio) is not None)
+        return cls(bound, written)
+
+
+def ratios(config: Config) -> list[int]:
+    """Those that layers are compressed by."""
+    return sorted({ratio for ratio in config.compress_ratios if ratio})
+
+
+def numbers(batch: Batch, form: Form) -> Arrays:
+    """Of a step: ids i32 [B]; i32 [1 + written, B], positions and places; pages i32 [B, P]; rotary tables f32
+    [2 + ratios, 2, B, pairs], of layers without and with compression and of groups."""
+    tables = [batch.tables(False), batch.tables(True), *(batch.group_tables(ratio) for ratio in ratios(batch.config))]
+    places = np.stack([batch.positions.astype(np.int32), *(batch.places(ratio) for ratio in form.written)])
+    pages = np.zeros((batch.size, page_count(form.bound)), np.int32)
+    held = batch.pages[:, :pages.shape[1]]
+    pages[:, :held.shape[1]] = held
+    return [batch.ids, mx.array(places), mx.array(pages), mx.stack([mx.stack(pair) for pair in tables])]
+
+
+class TracedBatch(Batch):
+    """A step's tokens while a graph is traced: `numbers` in place of what the host knows."""
+
+    def __init__(self, config: Config, form: Form, ids: mx.array, places: mx.array, pages: mx.array,
+                 tables: mx.array) -> None:
+        super().__init__(config, ids, np.full(ids.shape[0], form.bound - 1), np.zeros(pages.shape, np.int32))
+        self.__dict__.update(_form=form, _numbers=places, _traced_pages=pages, _tables=tables)
+
+    def tables(self, compressed: bool) -> Tables:
+        return self._tables[int(compressed), 0], self._tables[int(compressed), 1]
+
+    def group_tables(self, ratio: int) -> Tables:
+        which = 2 + ratios(self.config).index(ratio)
+        return self._tables[which, 0], self._tables[which, 1]
+
+    @property
+    def at(self) -> mx.array:
+        return self._numbers[0]
+
+    def paged(self, pool: Pool) -> ops.Paged:
+        return ops.Paged(pool.rows, self._traced_pages, pool.page_rows)
+
+    def keep(self, rows: mx.array, pool: Pool) -> None:
+        if pool.ratio in self._form.written:
+            pool.rows[self._numbers[1 + self._form.written.index(pool.ratio)]] = rows
+
+
+class TracedStep:
+    """`Model.step`, traced. Get it from `traceable`."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self._runs: dict[Form, Callable[[Arrays, Arrays, Arrays], tuple[mx.array, Arrays, Arrays]]] = {}
+
+    def __call__(self, batch: Batch, layers: Sequence[StackedLayer]) -> mx.array:
+        """Logits f32 [B, V]; the layers take in the tokens."""
+        form = Form.of(batch, self._model.config)
+        if form not in self._runs:
+            self._runs[form] = mx.compile(partial(self._run, form))
+        pools = [c.pool for layer in layers for c in layer.compressors()]
+        logits, rings, rows = self._runs[form](numbers(batch, form), [a for layer in layers for a in layer.rings()],
+                                               [pool.rows for pool in pools])
+        of_layer, of_pool = iter(rings), iter(rows)
+        for layer in layers:
+            layer.windows = next(of_layer)
+            for c in layer.compressors():
+                c.frontiers = next(of_layer)
+        for pool in pools:
+            if pool.ratio in form.written:
+                pool.rows = next(of_pool)
+        return logits
+
+    def _run(self, form: Form, step: Arrays, rings: Arrays, rows: Arrays) -> tuple[mx.array, Arrays, Arrays]:
+        config = self._model.config
+        layers = _layers(config, rings, rows)
+        logits = self._model.step(TracedBatch(config, form, *step), layers)
+        pools = [c.pool for layer in layers for c in layer.compressors()]
+        return (logits, [a for layer in layers for a in layer.rings()],
+                [pool.rows for pool in pools if pool.ratio in form.written])
+
+
+def traceable(model: Model) -> Callable[[Batch, Sequence[StackedLayer]], mx.array]:
+    """`model.step`, traced where it pays and can be: on CUDA, with experts that are chosen without the host."""
+    stacks = [w for layer in model.layers for w in (layer.ffn.experts_w1, layer.ffn.experts_w2, layer.ffn.experts_w3)]
+    return TracedStep(model) if all(w.arranged for w in stacks) else lambda batch, layers: model.step(batch, layers)
+
+
+def _layers(config: Config, rings: Arrays, rows: Arrays) -> list[StackedLayer]:
+    """The layers whose arrays `TracedStep` took apart."""
+    next_ring, next_rows, layers = iter(rings), iter(rows), []
+    for ratio in config.compress_ratios[:config.num_hidden_layers]:
+        windows, parts = next(next_ring), []
+        for _ in range(2 if ratio == 4 else 1 if ratio else 0):
+            pool = Pool.of_rows(ratio, next(next_rows))
+            parts.append(StackedCompressor(next(next_ring), pool))
+        layers.append(StackedLayer(windows, *parts, *[None] * (2 - len(parts))))
+    return layers
