@@ -82,6 +82,8 @@ def compressor(ratio, width, packing, overlap):
     columns, held = width * overlap, ratio * overlap
     ops.compress_token(zeros(2, columns), zeros(2, columns), zeros(2, held, 2, columns), zeros(ratio, columns),
                        zeros(width), *tables(2), mx.arange(2, dtype=mx.int32), ratio, packing, 1e-6)
+    ops.compress_step(zeros(140, columns), zeros(140, columns), zeros(0, 2, columns), zeros(ratio, columns),
+                      zeros(width), *tables(140 // ratio), 0, ratio, packing, 1e-6)
 
 
 CASES = {"dense, a token": lambda: dense(T1), "dense, 16": lambda: dense(16), "dense, 40": lambda: dense(T40),

@@ -5,6 +5,7 @@ halves ([:w]) of the group before with the own halves ([w:]) of its own group.
 """
 import mlx.core as mx
 
+from ds4mlx.cuda_port.source import Defines
 from ds4mlx.ops import cuda_kernel, native_step
 from ds4mlx.ops.dispatch import pick
 from ds4mlx.ops.kernel import Template, kernel
@@ -54,7 +55,8 @@ def compress_step(k: mx.array, s: mx.array, frontier: mx.array, ape: mx.array, n
     if frontier.shape != (before + start % ratio, 2, k.shape[1]) or cos.shape[0] != groups or not T:
         raise ValueError(f"compress_step: frontier {frontier.shape} and tables {cos.shape} for k {k.shape} at token "
                          f"{start}, ratio {ratio}: needed {before + start % ratio} tokens and {groups} groups")
-    return pick(step_reference, metal=step_metal)(k, s, frontier, ape, norm, cos, sin, start, before, packing, eps)
+    return pick(step_reference, metal=step_metal, cuda=step_cuda)(
+        k, s, frontier, ape, norm, cos, sin, start, before, packing, eps)
 
 
 def compress_token(k: mx.array, s: mx.array, frontiers: mx.array, ape: mx.array, norm: mx.array, cos: mx.array,
@@ -84,19 +86,56 @@ def token_cpu(k, s, frontiers, ape, norm, cos, sin, positions, packing, eps):
     return native_step.compress(k, s, frontiers, ape, norm, cos, sin, positions, form, eps)
 
 
+def step_cuda(k, s, frontier, ape, norm, cos, sin, start, before, packing, eps):
+    (T, columns), ratio, groups, width = k.shape, ape.shape[0], cos.shape[0], norm.shape[0]
+    if not _cuda_fits(width, 2 * cos.shape[1], packing):
+        return step_reference(k, s, frontier, ape, norm, cos, sin, start, before, packing, eps)
+    n, held, done = frontier.shape[0], columns // width * ratio, before + groups * ratio
+    left = n + T - done + (ratio if columns > width and done else 0)
+    own = min(left, T)
+    places = mx.arange(start + T - own, start + T) % ratio
+    after = mx.stack([k[T - own:], s[T - own:] + ape[places]], axis=1)
+    if left > own:
+        after = mx.concatenate([frontier[n - (left - own):], after])
+    if not groups:
+        return after, None
+    ring = mx.concatenate([frontier, mx.zeros((held - n, 2, columns))])     # as `Pool` reads what was before
+    ring = mx.roll(ring, (start - n) % held, axis=0)
+    macros, row = _cuda_macros(ape, norm, cos, columns, packing)
+    call = ("::rows(k, s, (const u8*)ring, ape, norm, cosine, sine, (u8*)made - (long long)(start[0] / RATIO) * ROW, "
+            f"none, start[0], {float(eps)!r}f);")
+    names = "k", "s", "ring", "ape", "norm", "cosine", "sine", "start", "none"
+    (made,) = cuda_kernel.kernel("compress", call, names, ("made",), macros, width)(
+        [k, s, ring, ape, norm, cos, sin, mx.array([start], mx.int32), cuda_kernel.zeros(1)],
+        [((groups, row[0]), row[1])], (groups,))
+    return after, made
+
+
 def token_cuda(k, s, frontiers, ape, norm, cos, sin, positions, packing, eps):
-    (B, held, _, columns), width, R = frontiers.shape, norm.shape[0], 2 * cos.shape[1]
-    if not (width % 64 == 0 and width <= 1024 and R < width and (packing != "fp4" or width & (width - 1) == 0)):
+    (B, held, _, columns), width = frontiers.shape, norm.shape[0]
+    if not _cuda_fits(width, 2 * cos.shape[1], packing):
         return token_reference(k, s, frontiers, ape, norm, cos, sin, positions, packing, eps)
-    row, dtype = (pack_bytes(width, R, packing), mx.uint8) if packing else (width, mx.float32)
-    macros = (("RATIO", ape.shape[0]), ("M", columns // width), ("W", width), ("R", R),
-              ("INDEX", int(packing == "fp4")), ("PACKED", int(packing is not None)), ("PAGE_ROWS", 1 << 30), ("ROW", row * dtype.size))
+    macros, row = _cuda_macros(ape, norm, cos, columns, packing)
     names = "k", "s", "frontiers", "ape", "norm", "cosine", "sine", "positions", "none"
     call = TOKEN_CUDA.replace("EPS", f"{float(eps)!r}f")
     after, made = cuda_kernel.kernel("compress", call, names, ("after", "made"), macros, width)(
         [k, s, frontiers, ape, norm, cos, sin, positions, cuda_kernel.zeros(1)],
-        [(frontiers.shape, mx.float32), ((B, row), dtype)], (1 + -(-8 * held * columns // COPIED_BYTES), B))
+        [(frontiers.shape, mx.float32), ((B, row[0]), row[1])], (1 + -(-8 * held * columns // COPIED_BYTES), B))
     return after, made
+
+
+def _cuda_fits(width: int, R: int, packing: Packing | None) -> bool:
+    return width % 64 == 0 and width <= 1024 and R < width and (packing != "fp4" or width & (width - 1) == 0)
+
+
+def _cuda_macros(ape: mx.array, norm: mx.array, cos: mx.array, columns: int,
+                 packing: Packing | None) -> tuple[Defines, tuple[int, mx.Dtype]]:
+    """And the width of a row and its type."""
+    width, R = norm.shape[0], 2 * cos.shape[1]
+    row, dtype = (pack_bytes(width, R, packing), mx.uint8) if packing else (width, mx.float32)
+    return (("RATIO", ape.shape[0]), ("M", columns // width), ("W", width), ("R", R),
+            ("INDEX", int(packing == "fp4")), ("PACKED", int(packing is not None)), ("PAGE_ROWS", 1 << 30),
+            ("ROW", row * dtype.size)), (row, dtype)
 
 
 def token_reference(k, s, frontiers, ape, norm, cos, sin, positions, packing, eps):
