@@ -132,17 +132,18 @@ class Attention(nn.Module):
                     mode: Mode) -> tuple[Tensor, Tensor, Tensor]:
         """The same sums with those over compressed rows [B, C, d] added, and the indexer's loss."""
         _, T, H, _ = q.shape
+        score = self.indexer(x, qr, tables, mode) if self.ratio == 4 else None      # [B, T, C]
         z = (q.flatten(1, 2) @ rows.transpose(1, 2)).unflatten(1, (T, H))           # [B, T, H, C]
         count = torch.arange(1, T + 1, device=q.device)[:, None] // self.ratio
         seen = torch.arange(rows.shape[1], device=q.device) < count                 # [T, C]
         p = torch.where(seen[:, None], torch.exp(z.float().clamp(max=LARGEST_SCORE)), 0.0)
         loss = x.new_zeros(())
         if self.ratio == 4:
-            score = torch.where(seen, self.indexer(x, qr, tables, mode), HIDDEN)    # [B, T, C]
             wanted = (p / (den + p.sum(-1, keepdim=True))).detach().sum(2) / H      # [B, T, C]
             loss = index_loss(score, wanted, seen)
             if mode.choosing and rows.shape[1] > self.config.index_topk:
-                p = torch.where(best(score.detach(), self.config.index_topk)[:, :, None], p, 0.0)
+                chosen = best(torch.where(seen, score.detach(), HIDDEN), self.config.index_topk)
+                p = torch.where(chosen[:, :, None], p, 0.0)
         added = (p.to(q.dtype).flatten(1, 2) @ rows).unflatten(1, (T, H))
         return num + added, den + p.sum(-1, keepdim=True), loss
 
