@@ -135,7 +135,7 @@ def test_kernels_neither_race_nor_stray(step, ratio, k, emulated):
 
 
 @pytest.mark.parametrize(("positions", "ratio", "k", "groups"), [
-    ([1 << 20], 4, 512, [(8, 1, 7), (64, 1, 1)]), ([200, 9999], 4, 512, [(8, 2, 7), (64, 2, 1)]),
+    ([1 << 16], 4, 512, [(8, 1, 7), (64, 1, 1)]), ([200, 9999], 4, 512, [(8, 2, 7), (64, 2, 1)]),
     ([9999] * 16, 4, 512, [(8, 16, 1)])])
 def test_long_histories_are_split_unless_there_are_many(step, positions, ratio, k, groups, emulated):
     s, seen = step(positions, ratio, k, heads=64, size=512, page_rows=512), []
