@@ -128,10 +128,18 @@ def well_formed(calls: list[Call], task: Task) -> bool:
         and set(arguments) <= set(schemas[name]["properties"]) for name, arguments in calls)
 
 
+def answered(conversation: Chat | Messages) -> tuple[list[Call], str]:
+    """Calls and text; what the server says instead where the model broke off inside a call."""
+    try:
+        return conversation.ask()
+    except (openai.APIStatusError, anthropic.APIStatusError) as fault:
+        return [], f"{type(fault).__name__}: {fault.message}"
+
+
 def attempt(score: Score, make: Callable[[], Chat | Messages], task: Task) -> None:
     """One task, from its question to what the last answer states."""
     conversation = make()
-    calls, text = conversation.ask()
+    calls, text = answered(conversation)
     wanted: list[Call] = [(call.name, call.arguments) for call in task.calls]
     came = f"{task.question[-300:]!r}\n    wanted {wanted or list(task.stated)}\n    came   {calls} {text!r}"
     if not task.tools:
@@ -147,7 +155,7 @@ def attempt(score: Score, make: Callable[[], Chat | Messages], task: Task) -> No
         score.count("result stated", False, "no result could be given")
         return
     conversation.tell(task.results)
-    calls, text = conversation.ask()
+    calls, text = answered(conversation)
     score.count("result stated", not calls and all(value in text for value in task.stated),
                 f"{task.results}\n    came   {calls} {text!r}")
 
