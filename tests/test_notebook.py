@@ -37,3 +37,9 @@ def test_mlx_lm_samplers_and_chunked_prefill_work_on_it(pair):
     text = [r.text for r in mlx_lm.stream_generate(model, tokenizer, "word " * 40, max_tokens=4, prefill_step_size=16,
                                                    sampler=make_sampler(temp=0.7, top_p=0.9))]
     assert 1 <= len(text) <= 5
+
+
+def test_a_built_in_model_goes_by_its_name(pair):
+    model, _ = for_mlx_lm("noise")
+    tokens = mx.array([[3, 1, 4, 1, 5]])
+    assert mx.array_equal(model(tokens), pair[0](tokens))

@@ -16,6 +16,7 @@ from ds4mlx.server.openai_chat import read_chat
 from ds4mlx.service.encoding import effort_profile
 from ds4mlx.text.segments import rendered_text
 from ds4mlx.text.tokenizer import Tokenizer
+from ds4mlx.tiny.files import BUILT_IN, path_of
 
 
 class MlxLmTokenizer:
@@ -50,11 +51,11 @@ class MlxLmTokenizer:
 
 
 def for_mlx_lm(path: Path | str, settings: Settings = Settings()) -> tuple[Model, MlxLmTokenizer]:
-    """The model of a GGUF and its tokenizer, for `mlx_lm.stream_generate(model, tokenizer, prompt, …)`.
+    """The model of a GGUF, or a built-in one, and its tokenizer: `mlx_lm.stream_generate(model, tokenizer, prompt)`.
 
     Raises ModelFileError. The file stays mapped as long as the model lives.
     """
-    file = GGUF.open(path)
+    file = GGUF.open(path_of(Path(path)) if Path(path) in BUILT_IN else path)
     try:
         model = load(file, validate(file), settings.kv_round)
         return model, MlxLmTokenizer(Tokenizer.from_gguf(file.metadata), effort_profile(settings, file.metadata))
