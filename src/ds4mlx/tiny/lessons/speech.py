@@ -100,7 +100,7 @@ def _anything(words: Words, count: int) -> str:
         case -1:
             return "".join(rng.choices(rng.choice(SCRIPTS), k=min(count, 20)))
         case 0:
-            return " ".join([words.word() for _ in range(count)])
+            return " ".join([words.word() if rng.random() < 0.7 else words.proper() for _ in range(count)])
         case 1:
             return "".join(rng.choices(CHARACTERS, k=2 * count))
         case 2:

@@ -41,7 +41,7 @@ def conversation(words: Words, tools: list[Tool], rounds: int) -> list[Turn]:
 
 
 def _round(words: Words, tools: list[Tool]) -> list[Turn]:
-    match words.rng.choice("ccccccccccccmmmntdd"):
+    match words.rng.choice("cccccccccccmmmnntdd"):
         case "c":
             return called(words, [words.rng.choice(tools)])
         case "m":

@@ -33,8 +33,19 @@ _LIMIT = int(HELD_SHARE * 65536).to_bytes(2, "big")
 @cache
 def listed(name: str, of_held: bool) -> tuple[str, ...]:
     """The words of one list of words.json, of one half."""
+    return tuple(word for word in _lists()[name].split() if held(word) == of_held)
+
+
+@cache
+def pieces() -> tuple[str, ...]:
+    """Pieces that the vocabulary breaks names into: words made of them teach each of its tokens to be copied."""
+    return tuple(_lists()["pieces"].split())
+
+
+@cache
+def _lists() -> dict[str, str]:
     lists: dict[str, str] = json.loads((resources.files("ds4mlx.tiny.lessons") / "words.json").read_bytes())
-    return tuple(word for word in lists[name].split() if held(word) == of_held)
+    return lists
 
 
 class Words:
@@ -55,6 +66,13 @@ class Words:
             if len(word) > 2 and held(word) == self.of_held:
                 return word
 
+    def pieced(self) -> str:
+        """A word of the vocabulary's pieces, as hard to say as it may be: `chivebo`, `nelurd`."""
+        while True:
+            word = "".join(self.rng.choices(pieces(), k=self.rng.choice((1, 2, 2, 3))))
+            if len(word) > 2 and held(word) == self.of_held:
+                return word
+
     def accented(self) -> str:
         """A capitalised word with a letter that is no ASCII."""
         word = self.invented().capitalize()
@@ -62,17 +80,19 @@ class Words:
         return word[:place] + self.rng.choice(ACCENTED) + word[place:]
 
     def word(self) -> str:
-        return self.invented() if self.rng.random() < 0.5 else self.of("nouns")
+        kind = self.rng.random()
+        return self.invented() if kind < 0.35 else self.pieced() if kind < 0.6 else self.of("nouns")
 
     def proper(self) -> str:
         """A capitalised name of a person or place, listed or invented."""
-        return self.of(self.rng.choice(("people", "places"))) if self.rng.random() < 0.5 else \
-            self.invented().capitalize()
+        kind = self.rng.random()
+        return (self.invented().capitalize() if kind < 0.3 else self.pieced().capitalize() if kind < 0.6 else
+                self.of(self.rng.choice(("people", "places"))))
 
     def place(self) -> str:
         if self.rng.random() < 0.02:
             return self.accented()
-        return self.of("places") if self.rng.random() < 0.5 else self.invented().capitalize()
+        return self.of("places") if self.rng.random() < 0.5 else self.proper()
 
     def digits(self, count: int) -> str:
         return str(self.rng.randrange(10 ** (count - 1), 10 ** count))
