@@ -11,6 +11,7 @@ import mlx.core as mx
 import numpy as np
 
 from ds4mlx import ops
+from ds4mlx.models.deepseek_v4 import rope
 from ds4mlx.models.deepseek_v4.config import Config
 from ds4mlx.models.deepseek_v4.graph import Model
 from ds4mlx.models.deepseek_v4.layers import Batch, Tables
@@ -43,12 +44,15 @@ def ratios(config: Config) -> list[int]:
 def numbers(batch: Batch, form: Form) -> Arrays:
     """Of a step: ids i32 [B]; i32 [1 + written, B], positions and places; pages i32 [B, P]; rotary tables f32
     [2 + ratios, 2, B, pairs], of layers without and with compression and of groups."""
-    tables = [batch.tables(False), batch.tables(True), *(batch.group_tables(ratio) for ratio in ratios(batch.config))]
+    config, at = batch.config, batch.positions
+    plain, compressed = (rope.frequencies(config, which) for which in (False, True))
+    tables = [rope.tables(at, plain), rope.tables(at, compressed),
+              *(rope.tables(at // ratio * ratio, compressed) for ratio in ratios(config))]
     places = np.stack([batch.positions.astype(np.int32), *(batch.places(ratio) for ratio in form.written)])
     pages = np.zeros((batch.size, page_count(form.bound)), np.int32)
     held = batch.pages[:, :pages.shape[1]]
     pages[:, :held.shape[1]] = held
-    return [batch.ids, mx.array(places), mx.array(pages), mx.stack([mx.stack(pair) for pair in tables])]
+    return [batch.ids, mx.array(places), mx.array(pages), mx.array(np.array(tables))]
 
 
 class TracedBatch(Batch):
@@ -57,25 +61,29 @@ class TracedBatch(Batch):
     def __init__(self, config: Config, form: Form, ids: mx.array, places: mx.array, pages: mx.array,
                  tables: mx.array) -> None:
         super().__init__(config, ids, np.full(ids.shape[0], form.bound - 1), np.zeros(pages.shape, np.int32))
-        self.__dict__.update(_form=form, _numbers=places, _traced_pages=pages, _tables=tables)
+        B = ids.shape[0]
+        # Split once: an index would gather, a launch for each layer.
+        turns = mx.split(tables.reshape(-1, tables.shape[-1]), 2 * tables.shape[0])
+        at, *new = mx.split(places.reshape(-1), places.shape[0]) if len(places) > 1 else [places.reshape(B)]
+        self.__dict__.update(_at=at, _traced_pages=pages, _turns=list(zip(turns[::2], turns[1::2], strict=True)),
+                             _new=dict(zip(form.written, new, strict=True)))
 
     def tables(self, compressed: bool) -> Tables:
-        return self._tables[int(compressed), 0], self._tables[int(compressed), 1]
+        return self._turns[int(compressed)]
 
     def group_tables(self, ratio: int) -> Tables:
-        which = 2 + ratios(self.config).index(ratio)
-        return self._tables[which, 0], self._tables[which, 1]
+        return self._turns[2 + ratios(self.config).index(ratio)]
 
     @property
     def at(self) -> mx.array:
-        return self._numbers[0]
+        return self._at
 
     def paged(self, pool: Pool) -> ops.Paged:
         return ops.Paged(pool.rows, self._traced_pages, pool.page_rows)
 
     def keep(self, rows: mx.array, pool: Pool) -> None:
-        if pool.ratio in self._form.written:
-            pool.rows[self._numbers[1 + self._form.written.index(pool.ratio)]] = rows
+        if pool.ratio in self._new:
+            pool.rows[self._new[pool.ratio]] = rows
 
 
 class TracedStep:
