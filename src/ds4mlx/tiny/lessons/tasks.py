@@ -4,7 +4,7 @@ from random import Random
 
 from ds4mlx.chat.messages import Json
 from ds4mlx.tiny.lessons.episode import Ask, Call
-from ds4mlx.tiny.lessons.needles import ASKED, FACTS, THINGS
+from ds4mlx.tiny.lessons.needles import ASKED, fact, subject
 from ds4mlx.tiny.lessons.prose import block, system
 from ds4mlx.tiny.lessons.results import result
 from ds4mlx.tiny.lessons.tooling import Size, refused, requested, toolbox
@@ -57,9 +57,8 @@ def _tool_task(words: Words) -> Task:
 
 def _needle_task(words: Words, back: int) -> Task:
     rng = words.rng
-    thing, name = rng.choice(THINGS), words.proper()
+    about = subject(words)
     value = str(rng.choice((words.code, words.word, words.integer))())
-    fact = rng.choice(FACTS).format(thing=thing, name=name, value=value)
-    question = rng.choice(ASKED).format(thing=thing, name=name)
+    question = rng.choice(ASKED).format(subject=about)
     before, after = block(words, rng.randrange(100, 800)), block(words, back)
-    return Task(f"{before}\n\n{fact}\n\n{after}\n\n{question}", stated=(value,), thinking=rng.random() < 0.5, back=back)
+    return Task(f"{before}\n\n{fact(words, about, value)}\n\n{after}\n\n{question}", stated=(value,), thinking=rng.random() < 0.5, back=back)
