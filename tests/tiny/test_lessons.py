@@ -114,3 +114,15 @@ def test_lessons_as_text_have_the_ids_of_the_rows():
     tokenizer = lessons.vocabulary()
     for text in texts(0, 20, 2, 1024):
         assert text == tokenizer.decode(tokenizer.encode_marked(text)) and text.endswith("<｜end▁of▁sentence｜>")
+
+
+def test_exchanged_pieces_keep_copies_copies():
+    tokenizer = lessons.vocabulary()
+    ids, weights = next(lessons.rows(11, 4096, 1))
+    lessons_of_it = np.split(ids, np.flatnonzero(ids == tokenizer.bos))[1:]
+    texts = [tokenizer.decode(lesson) for lesson in lessons_of_it]
+    repeated = [text.split("Echo ", 1)[1] for text in texts if "Echo " in text]
+    assert len(repeated) >= 3
+    for text in repeated:
+        asked, answered = text.split("<｜Assistant｜>", 1)
+        assert asked in answered.split("<｜end▁of▁sentence｜>")[0]

@@ -10,6 +10,9 @@ from functools import cache
 from importlib import resources
 from itertools import groupby
 
+import numpy as np
+
+from ds4mlx.chat.dialects.deepseek_v4_templates import tools_block
 from ds4mlx.text.segments import Control, Segment, Text
 from ds4mlx.text.tokenizer import Tokenizer
 
@@ -24,6 +27,22 @@ REMEMBERED = 200_000   # pieces; the names of lessons never end
 def vocabulary() -> Tokenizer:
     """The tokenizer of the lessons and of the model that learns them."""
     return Tokenizer.from_json(json.loads((resources.files("ds4mlx.tiny.lessons") / "tokenizer.json").read_bytes()))
+
+
+@cache
+def exchangeable() -> tuple[np.ndarray, ...]:
+    """Ids of the pieces that names are made of, in small letters and with a capital: any may stand for any other.
+
+    Words of the templates are none, nor what the instructions around schemas have.
+    """
+    tokenizer = vocabulary()
+    texts = {i: tokenizer.decode([i]) for i in tokenizer.text_ids}
+    spaced = {text[1:] for text in texts.values() if text[:1] == " "}
+    fixed = set(tokenizer.encode(tools_block([])))
+    pieces = {i: text for i, text in texts.items() if len(text) > 1 and text.isascii() and text.isalpha()
+              and text not in spaced and i not in fixed}
+    return tuple(np.array(sorted(i for i, text in pieces.items() if test(text)), np.uint16)
+                 for test in (str.islower, str.istitle))
 
 
 class Encoder:

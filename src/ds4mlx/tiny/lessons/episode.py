@@ -40,13 +40,15 @@ Turn = Ask | Results | Reply
 @dataclass(slots=True)
 class Episode:
     """A conversation that ends with a reply. `bare`: the schemas stand in the system text without the instructions
-    around them, which is a third of the length and enough to learn from at first."""
+    around them, which is a third of the length and enough to learn from at first. `strange`: none of its answers is
+    known by heart, so that the pieces of its names may be exchanged."""
     turns: list[Turn] = field(default_factory=list)
     system: str = ""
     tools: Sequence[dict[str, Json]] = ()
     thinking: bool = False
     effort: Effort = "low"
     bare: bool = False
+    strange: bool = False
 
     def segments(self) -> tuple[Segment, ...]:
         """The prompt and all answers, as a server would have them in its history after the last one."""

@@ -9,6 +9,7 @@ from ds4mlx.tiny.lessons.tooling import Size, conversation, toolbox
 from ds4mlx.tiny.lessons.words import Words
 
 STAGES = (1, 2, 3)
+STRANGE = 0.4  # share of lessons that may be
 FAR = 1500    # tokens of room from which on a lesson may be a long one
 
 
@@ -21,7 +22,11 @@ def episode(words: Words, stage: int, room: int) -> Episode:
         lesson = rng.choices(("copy", "table", "tools", "talk", "sums"), (35, 25, 30, 6, 4))[0]
     else:
         lesson = rng.choices(("copy", "table", "tools", "talk", "sums"), (10, 10, 62, 12, 6))[0]
-    made = _tools(words, stage, room) if lesson == "tools" else Episode(_talk(words, lesson, room), _opening(words))
+    if lesson == "tools":
+        made = _tools(words, stage, room, rng.random() < STRANGE)
+    else:
+        made = Episode(_talk(words, lesson, room), _opening(words),
+                       strange=lesson in ("copy", "table") and rng.random() < STRANGE)
     return _minded(rng, made, stage)
 
 
@@ -50,15 +55,15 @@ def _talk(words: Words, lesson: str, room: int) -> list[Turn]:
             return [turn for _ in range(rng.randint(1, 3)) for turn in talk(rng)]
 
 
-def _tools(words: Words, stage: int, room: int) -> Episode:
+def _tools(words: Words, stage: int, room: int, strange: bool) -> Episode:
     """Bare at first: without the instructions around the schemas, few tools, one question."""
     rng = words.rng
     bare = stage == 1 and (room < 640 or rng.random() < 0.7)
     size = Size(2, 2, 1) if room < 400 else Size(2, 2, 2) if bare else Size(3, 3, 2) if room < 1000 else Size()
     tools = toolbox(words, size)
-    turns = conversation(words, tools, rng.randint(1, size.rounds))
+    turns = conversation(words, tools, rng.randint(1, size.rounds), strange)
     head = system(words, 0 if bare or rng.random() < 0.8 else rng.randint(1, 12))
-    return Episode(turns, head, [tool.schema() for tool in tools], bare=bare)
+    return Episode(turns, head, [tool.schema() for tool in tools], bare=bare, strange=strange)
 
 
 def _far(words: Words, tokens: int) -> Episode:
@@ -70,9 +75,10 @@ def _far(words: Words, tokens: int) -> Episode:
             tools = toolbox(words, Size(3))
             made = Episode(needle(words, tokens), system(words), [tool.schema() for tool in tools])
         case 4:
-            made = Episode(conversation(words, tools := toolbox(words, Size()), 3),
+            made = Episode(conversation(words, tools := toolbox(words, Size()), 3, strange=True),
                            system(words) + "\n" + block(words, tokens), [tool.schema() for tool in tools])
         case _:
             made = far_tools(words, tokens, Size())
+    made.strange = rng.random() < STRANGE
     return _minded(rng, made, 3)
 

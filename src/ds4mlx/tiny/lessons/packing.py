@@ -6,7 +6,8 @@ import numpy as np
 
 from ds4mlx.text.segments import ASSISTANT
 from ds4mlx.text.tokenizer import Tokenizer
-from ds4mlx.tiny.lessons.encoding import Encoder, vocabulary
+from ds4mlx.tiny.lessons.encoding import VOCABULARY, Encoder, exchangeable, vocabulary
+from ds4mlx.tiny.lessons.episode import Episode
 from ds4mlx.tiny.lessons.mixing import STAGES, episode
 from ds4mlx.tiny.lessons.words import Words
 
@@ -51,6 +52,7 @@ class _Source:
         self.length, self.stage = length, stage
         self._words = Words(Random(f"{seed} {length} {stage} {of_held}"), of_held)
         self._encoder = Encoder(vocabulary())
+        self._exchange = np.random.default_rng(self._words.rng.getrandbits(64))
         self._waiting: list[np.ndarray] = []
 
     def row(self) -> Row:
@@ -64,6 +66,17 @@ class _Source:
             filled += len(lesson)
         return ids, weights
 
+    def _encoded(self, made: Episode) -> np.ndarray:
+        """u16 [T]. In a strange lesson pieces of names are exchanged, the same ones everywhere: what is copied stays a
+        copy, and no piece tells which one follows, so that each is learned and none is guessed."""
+        ids = np.array(self._encoder.encode(made.segments()), np.uint16)
+        if not made.strange:
+            return ids
+        other = np.arange(VOCABULARY, dtype=np.uint16)
+        for pieces in exchangeable():
+            other[pieces] = self._exchange.permutation(pieces)
+        return other[ids]
+
     def _fitting(self, room: int) -> np.ndarray | None:
         """The next lesson that has no more tokens than that; None where few are left."""
         if room < SHORTEST:
@@ -72,7 +85,7 @@ class _Source:
             if len(lesson) <= room:
                 return self._waiting.pop(place)
         for _ in range(LONGEST_TRIES if room == self.length else 4):
-            lesson = np.array(self._encoder.encode(episode(self._words, self.stage, room).segments()), np.uint16)
+            lesson = self._encoded(episode(self._words, self.stage, room))
             if len(lesson) <= room:
                 return lesson
             if len(lesson) <= self.length and len(self._waiting) < WAITING:

@@ -32,16 +32,16 @@ def toolbox(words: Words, size: Size, known_share: float = 0.35) -> list[Tool]:
     return list(tools.values())
 
 
-def conversation(words: Words, tools: list[Tool], rounds: int) -> list[Turn]:
-    """Some questions, most of which need a call."""
+def conversation(words: Words, tools: list[Tool], rounds: int, strange: bool = False) -> list[Turn]:
+    """Some questions, most of which need a call; where it is `strange`, none that is answered by heart."""
     turns: list[Turn] = []
     for _ in range(rounds):
-        turns += _round(words, tools)
+        turns += _round(words, tools, "cccccccccccmmmnnt" if strange else "cccccccccccmmmnntdd")
     return turns
 
 
-def _round(words: Words, tools: list[Tool]) -> list[Turn]:
-    match words.rng.choice("cccccccccccmmmnntdd"):
+def _round(words: Words, tools: list[Tool], kinds: str) -> list[Turn]:
+    match words.rng.choice(kinds):
         case "c":
             return called(words, [words.rng.choice(tools)])
         case "m":
