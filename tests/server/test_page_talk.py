@@ -65,11 +65,17 @@ def test_a_tool_is_offered_called_and_answered_by_hand(page):
     expect(page.get_by_text("Offered: get_weather")).to_be_visible()
     ask(page, "How is the weather in Oslo?")
     call = page.get_by_role("region", name="Call of get_weather")
-    expect(call.get_by_label("Its result")).to_have_value('{"city":"Oslo","celsius":17,"sky":"light rain"}')
+    expect(call.get_by_label("Its result")).to_have_value('{"city":"Oslo","temperature":17,"sky":"light rain"}')
     assert json.loads(call.get_by_label("Arguments").text_content()) == {"city": "Oslo"}
     page.get_by_role("button", name="Send the result").click()
     answered(page, "It rains in Oslo.")
     expect(page.get_by_role("button", name="Send the result")).to_have_count(0)
+
+
+def test_a_suggestion_brings_the_tool_that_it_needs(page):
+    page.get_by_role("button", name="by a demo tool").click()
+    expect(page.get_by_role("region", name="Call of get_weather")).to_be_visible()
+    assert page.locator(".turn.user .said").all_text_contents() == ["What is the weather in Oslo?"]
 
 
 def test_tools_that_are_none_are_said_to_be_and_not_sent(page):
