@@ -1,4 +1,5 @@
 """What the built-in model learns: rendered as by the server, packed into rows, seeded, and in two halves."""
+import re
 from itertools import islice
 from random import Random
 
@@ -117,12 +118,6 @@ def test_lessons_as_text_have_the_ids_of_the_rows():
 
 
 def test_exchanged_pieces_keep_copies_copies():
-    tokenizer = lessons.vocabulary()
-    ids, weights = next(lessons.rows(11, 4096, 1))
-    lessons_of_it = np.split(ids, np.flatnonzero(ids == tokenizer.bos))[1:]
-    texts = [tokenizer.decode(lesson) for lesson in lessons_of_it]
-    repeated = [text.split("Echo ", 1)[1] for text in texts if "Echo " in text]
-    assert len(repeated) >= 3
-    for text in repeated:
-        asked, answered = text.split("<｜Assistant｜>", 1)
-        assert asked in answered.split("<｜end▁of▁sentence｜>")[0]
+    text = "".join(lessons.vocabulary().decode(ids) for ids, _ in islice(lessons.rows(11, 512, 1), 60))
+    repeated = re.findall("<｜User｜>Echo ([^<]*)<｜Assistant｜>([^｜]*)<｜end", text)
+    assert len(repeated) > 20 and all(answer.endswith(asked) for asked, answer in repeated)
