@@ -1,19 +1,17 @@
 """Sessions and steps of the CUDA engine, on the tiny model."""
-from dataclasses import replace
-
 import cupy as cp
 import numpy as np
 import pytest
+from engine_claims import *  # noqa: F403, claims about every engine are tests here
+from engine_claims import GREEDY, PROMPT, generate
 from state import whole
 
 from ds4mlx.config import Settings
 from ds4mlx.cuda_port import ops
 from ds4mlx.cuda_port.engine import open_cuda
 from ds4mlx.engine.protocol import Row, Sampling
-from ds4mlx.errors import CheckpointError, DoesNotFit
+from ds4mlx.errors import DoesNotFit
 
-GREEDY = Sampling(temperature=0.0)
-PROMPT = [7, 40, 41, 300, 12, 99, 5, 6, 7, 8, 9]
 NEAR = 2e-3     # of logits of deviation 1.5: products of one token and of several round differently
 
 
@@ -24,26 +22,8 @@ def engine(tiny_path):
     engine.close()
 
 
-@pytest.fixture
-def session(engine):
-    session = engine.open(4096)
-    engine.prefill(session, PROMPT)
-    yield session
-    session.close()
-
-
 def text(n, seed=3):
     return np.random.default_rng(seed).integers(5, 4000, n).tolist()
-
-
-def generate(engine, session, count, sampling=GREEDY, **row):
-    """Token ids of `count` steps. The last one is not in the session."""
-    out, last = [], None
-    for _ in range(count):
-        (step,), = engine.decode([Row(session, sampling, last, tuple(out), **row)])
-        last = step.token
-        out.append(last)
-    return out
 
 
 def force(engine, sessions, tokens):
@@ -95,35 +75,6 @@ def test_cuda_another_token_than_the_one_run_ahead_with(engine, session):
     np.testing.assert_allclose(session.logits(), other.logits(), atol=NEAR)
 
 
-def test_cuda_the_session_covers_what_was_fed(engine, session):
-    assert session.tokens == PROMPT + generate(engine, session, 3)[:-1]
-
-
-def test_cuda_a_seed_decides_the_tokens(engine):
-    runs = []
-    for seed in (1, 1, 2):
-        session = engine.open(4096)
-        engine.prefill(session, PROMPT)
-        runs.append(generate(engine, session, 8, Sampling(seed=seed)))
-    assert runs[0] == runs[1] != runs[2]
-
-
-def test_cuda_logprobs_are_those_of_the_plain_distribution(engine, session):
-    logits = session.logits().astype(np.float64)
-    (step,), = engine.decode([Row(session, replace(GREEDY, top_logprobs=3, logit_bias={9: 100.0}))])
-    logprobs = logits - np.log(np.exp(logits - logits.max()).sum()) - logits.max()
-    assert step.token == 9 and step.logprob == pytest.approx(logprobs[9], abs=1e-4)
-    assert [token for token, _ in step.top] == np.argsort(-logits)[:3].tolist()
-
-
-def test_cuda_banned_and_masked_tokens_are_never_sampled(engine, session):
-    first, second = np.argsort(-session.logits())[:2].tolist()
-    assert generate(engine, session, 1, replace(GREEDY, banned=frozenset({first}))) == [second]
-    mask = np.zeros(engine.info.vocab, bool)
-    mask[[3, 17]] = True
-    assert generate(engine, session, 1, mask=mask)[0] in (3, 17)
-
-
 def test_cuda_with_every_token_banned_nothing_advances(engine, session):
     first = generate(engine, session, 1)[0]
     nothing = Sampling(banned=frozenset(range(engine.info.vocab)))
@@ -131,31 +82,6 @@ def test_cuda_with_every_token_banned_nothing_advances(engine, session):
     with pytest.raises(ValueError, match="every token is banned or masked"):
         engine.decode([Row(session, nothing, first, (first,))])
     assert session.tokens == PROMPT and np.array_equal(session.logits(), before)
-
-
-@pytest.mark.parametrize("penalty", [{"presence_penalty": 2.0}, {"frequency_penalty": 2.0},
-                                     {"repetition_penalty": 50.0}])
-def test_cuda_penalties_count_generated_tokens_only(penalty, engine, session):
-    engine.prefill(session, [3])
-    lead = {token: value - float(session.logits()[token]) for token, value in ((3, 50.0), (4, 49.0))}
-    sampling = replace(GREEDY, logit_bias=lead, **penalty)
-    (in_prompt,), = engine.decode([Row(session, sampling)])
-    (generated,), = engine.decode([Row(session, sampling, generated=(3,))])
-    assert (in_prompt.token, generated.token) == (3, 4)
-
-
-def test_cuda_a_rewound_session_repeats_itself_exactly(engine, session):
-    session.mark()
-    first, logits = generate(engine, session, 6), session.logits()
-    assert session.rewind(len(PROMPT) + 2) == len(PROMPT)
-    assert generate(engine, session, 6) == first
-    np.testing.assert_array_equal(session.logits(), logits)
-
-
-def test_cuda_without_a_mark_a_rewind_goes_to_the_start(engine, session):
-    assert session.rewind(4) == 0 and session.tokens == []
-    engine.prefill(session, PROMPT)
-    assert session.tokens == PROMPT
 
 
 def test_cuda_a_failed_chunk_leaves_the_session_as_it_was(engine, session, monkeypatch):
@@ -181,27 +107,6 @@ def test_cuda_a_saved_state_goes_on_as_it_would_have(n, kv_round, tiny_path):
     force(engine, [other], [tokens])
     np.testing.assert_array_equal(session.logits(), other.logits())
     engine.close()
-
-
-def test_cuda_spans_and_a_head_are_the_whole_state(engine):
-    session = engine.open(8192)
-    engine.prefill(session, text(4500))
-    one, many = whole(session, spans=0), whole(session, spans=2)
-    assert all(np.array_equal(one[name], many[name]) for name in one)
-
-
-def test_cuda_a_snapshot_holds_while_the_session_goes_on(engine, session):
-    snapshot, expected = session.snapshot(), whole(session)
-    generate(engine, session, 9)
-    assert all(np.array_equal(expected[name], array) for name, array in snapshot.head(0).items())
-
-
-def test_cuda_a_snapshot_of_what_the_session_has_left_is_refused(engine, session):
-    generate(engine, session, 3)
-    snapshot = session.snapshot()
-    session.rewind(len(PROMPT))
-    with pytest.raises(CheckpointError, match="has gone back"):
-        snapshot.head(0)
 
 
 def test_cuda_a_branch_goes_on_beside_the_session_it_came_from(engine):
@@ -235,14 +140,6 @@ def test_cuda_closed_sessions_leave_no_page_behind(engine):
     a.close()
     b.close()
     assert free()[1] == before[1] and free()[0] >= before[0]
-
-
-def test_cuda_tokens_past_the_context_or_the_vocabulary_are_refused(engine, session):
-    with pytest.raises(ValueError, match="context is 4096"):
-        engine.prefill(session, [5] * 4096)
-    with pytest.raises(ValueError, match="vocabulary"):
-        engine.prefill(session, [engine.info.vocab])
-    assert session.tokens == PROMPT
 
 
 def test_cuda_what_does_not_fit_is_refused_with_the_numbers(tiny_path):
