@@ -56,7 +56,7 @@ KNOWN = (
           ("path directory folder dir: folder",),
           ("List the files in {0}.", "What files are in {0}?", "Which files are there in {0}?", "List {0}."),
           alone="ls LS list glob"),
-    Known("run execute", "command shell bash", "run a shell command", ("command cmd: command",),
+    Known("run execute exec", "command shell bash", "run a shell command", ("command cmd: command",),
           ("Run {0}.", "Run the command {0}.", "Execute {0}.", "Please run {0}.",
            "Run the command {0} and tell me what it prints.", "Run the command {0}, then tell me what it printed.",
            "Run the command {0} with your tool, then tell me what it printed.", "Run {0} and tell me the result.",
