@@ -1,9 +1,7 @@
-"""Checkpoints of training and its exchange of pieces, which need no PyTorch."""
+"""Checkpoints of training, which need no PyTorch."""
 import numpy as np
 
-from ds4mlx.tiny import lessons
 from ds4mlx.tiny.training import checkpoint
-from ds4mlx.tiny.training.disguise import ANSWER, disguise, pieces
 
 
 def test_a_checkpoint_comes_back_within_its_rounding(tmp_path):
@@ -22,16 +20,3 @@ def test_a_checkpoint_is_split_into_small_files(tmp_path):
     weights = {f"w{i}": np.zeros((1 << 20,), np.float32) for i in range(9)}        # 2 MiB each in half precision
     files = checkpoint.save(tmp_path / "run", weights, {})
     assert len(files) == 2 and all(file.stat().st_size < checkpoint.PART_BYTES + (1 << 16) for file in files)
-
-
-def test_a_disguised_lesson_has_other_pieces_in_the_same_places():
-    rng, bos = np.random.default_rng(4), lessons.vocabulary().bos
-    for ids, weights in zip(*(zip(*(row for row, _ in zip(lessons.rows(3, 512, 1), range(6))))), strict=True):
-        after = ids.copy()
-        disguise(after, weights, rng)
-        starts = np.flatnonzero(ids == bos)
-        for start, end in zip(starts, [*starts[1:], len(ids)], strict=True):
-            became = dict(zip(ids[start:end], after[start:end], strict=True))
-            assert np.array_equal([became[i] for i in ids[start:end]], after[start:end])    # one piece, one other
-            read = set(ids[start:end][weights[start:end] < ANSWER])
-            assert all(new == old or old in read and old in pieces() for old, new in became.items())

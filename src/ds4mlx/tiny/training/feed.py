@@ -6,8 +6,6 @@ from queue import Empty
 
 import numpy as np
 
-from ds4mlx.tiny.training.disguise import disguise
-
 WAIT_S = 120
 Rows = Iterator[tuple[np.ndarray, np.ndarray]]      # ids u16 [length], loss weights u8 [length] in percent
 Batch = tuple[np.ndarray, np.ndarray]               # the same, [rows, length]
@@ -17,14 +15,12 @@ class Feed:
     """Batches of one stage and length. Workers run from the start and wait when nobody takes what they made."""
 
     def __init__(self, make_rows: Callable[[int, int, int], Rows], seed: int, length: int, stage: int, rows: int,
-                 workers: int, plain: bool = False) -> None:
-        """`make_rows` is `lessons.rows`; `plain` leaves them as they are. Begin before the GPU is touched: workers are
-        forked."""
+                 workers: int) -> None:
+        """`make_rows` is `lessons.rows`. Begin before the GPU is touched: workers are forked."""
         context = multiprocessing.get_context("fork")
         self.queues: list[Queue] = [context.Queue(maxsize=4) for _ in range(workers)]
         self.processes = [
-            context.Process(target=_work, args=(make_rows(seed * 1000 + i, length, stage), rows, queue,
-                                                None if plain else seed * 1000 + i), daemon=True)
+            context.Process(target=_work, args=(make_rows, seed * 1000 + i, length, stage, rows, queue), daemon=True)
             for i, queue in enumerate(self.queues)]
         for process in self.processes:
             process.start()
@@ -44,11 +40,9 @@ class Feed:
             process.terminate()
 
 
-def _work(source: Rows, rows: int, queue: "Queue", seed: int | None) -> None:
-    rng = None if seed is None else np.random.default_rng(seed)
+def _work(make_rows: Callable[[int, int, int], Rows], seed: int, length: int, stage: int, rows: int,
+          queue: "Queue") -> None:
+    source = make_rows(seed, length, stage)
     while True:
-        ids, weights = (np.stack(parts) for parts in zip(*(next(source) for _ in range(rows)), strict=True))
-        if rng is not None:
-            for row, its_weights in zip(ids, weights, strict=True):
-                disguise(row, its_weights, rng)
-        queue.put((ids, weights))
+        ids, weights = zip(*(next(source) for _ in range(rows)), strict=True)
+        queue.put((np.stack(ids), np.stack(weights)))

@@ -8,6 +8,7 @@ from torch import Tensor
 from ds4mlx.gguf.dequant import IQ2_GRID
 from ds4mlx.tiny.training.model import Model
 
+OFFSETS = (0.9, 0.4, -0.1, -0.6)                 # by which the codes of Q2_K overhang the ends of a run
 SCALES = (0.55, 0.65, 0.75, 0.85, 0.95, 1.05)   # of a group's largest weight over the grid's largest value
 
 
@@ -53,24 +54,39 @@ def _eights(x: Tensor, scale: Tensor, grid: Tensor) -> Tensor:
 def q2_k(w: Tensor) -> Tensor:
     """w [..., 256 n] as scale * (0 … 3) - least, each of 4 bits for each 16 weights, and one of both for 256."""
     x = w.reshape(-1, 16, 16)
-    least = (-x.amin(-1, keepdim=True)).clamp(min=0)
-    width = (x.amax(-1, keepdim=True) + least).clamp(min=1e-12)
-    best_scale, best_least, error = width / 3, least, torch.full_like(width, float("inf"))
-    for factor in (0.7, 0.8, 0.9, 1.0):
-        for shift in (0.8, 0.9, 1.0):
-            scale, low = width * factor / 3, least * shift
-            off = (x - _lines(x, scale, low)).square().sum(-1, keepdim=True)
+    low = x.amin(-1, keepdim=True).clamp(max=0)
+    width = (x.amax(-1, keepdim=True) - low).clamp(min=1e-12)
+    error, best_scale, best_least = torch.full_like(width, float("inf")), width, -low
+    for offset in OFFSETS:
+        scale, least = width / (3 + offset), -low
+        for _ in range(2):      # the second time on the line that the first one found
+            code = ((x + least) / scale).round().clamp(0, 3)
+            scale, least = _fit(x, code, scale, least)
+            off = (x - scale * code + least).square().sum(-1, keepdim=True)
             better = off < error
-            best_scale, best_least = torch.where(better, scale, best_scale), torch.where(better, low, best_least)
+            best_scale, best_least = torch.where(better, scale, best_scale), torch.where(better, least, best_least)
             error = torch.minimum(off, error)
-    scale, low = (_four_bits(a) for a in (best_scale, best_least))
-    return _lines(x, scale.clamp(min=1e-12), low).reshape(w.shape)
+    scale, least = _four_bits(best_scale), _four_bits(best_least)
+    code = ((x + least) / scale.clamp(min=1e-12)).round().clamp(0, 3)
+    return (scale * code - least).reshape(w.shape)
 
 
-def _lines(x: Tensor, scale: Tensor, least: Tensor) -> Tensor:
-    return ((x + least) / scale).round().clamp(0, 3) * scale - least
+def _fit(x: Tensor, code: Tensor, scale: Tensor, least: Tensor) -> tuple[Tensor, Tensor]:
+    """Least squares for given codes, where that gives a scale above 0 and a least of at least 0."""
+    mean, code_mean = x.mean(-1, keepdim=True), code.mean(-1, keepdim=True)
+    spread = (code - code_mean).square().sum(-1, keepdim=True)
+    fitted = ((code - code_mean) * (x - mean)).sum(-1, keepdim=True) / spread.clamp(min=1e-6)
+    moved = fitted * code_mean - mean
+    good = (spread > 1e-6) & (fitted > 0) & (moved >= 0)
+    return torch.where(good, fitted, scale), torch.where(good, moved, least)
 
 
 def _four_bits(a: Tensor) -> Tensor:
-    unit = a.amax(1, keepdim=True).clamp(min=1e-12) / 15
-    return (a / unit).round().clamp(0, 15) * unit
+    """a [n, 16, 1] as 0 … 15 times a unit of the 16: the best of a few."""
+    best, error = a, torch.full_like(a[:, :1], float("inf"))
+    for share in (0.9, 0.95, 1.0, 1.05):
+        unit = a.amax(1, keepdim=True).clamp(min=1e-12) * (share / 15)
+        tried = (a / unit).round().clamp(0, 15) * unit
+        off = (tried - a).square().sum(1, keepdim=True)
+        best, error = torch.where(off < error, tried, best), torch.minimum(off, error)
+    return best

@@ -156,7 +156,7 @@ def run(args: Namespace) -> None:
     feeds = {(stage, length): Feed(lessons.rows, first, length, stage, args.batch_tokens // length, args.workers)
              for stage, length in kinds}
     exams = {(stage, length): Feed(partial(lessons.rows, of_held=True), 7_000_000 + first, length, stage,
-                                   args.batch_tokens // length, 1, plain=True) for stage, length in kinds}
+                                   args.batch_tokens // length, 1) for stage, length in kinds}
     trainer = Trainer(args)
     print(f"{sum(p.numel() for p in trainer.model.parameters()) / 1e6:.2f} M parameters on {trainer.device}, "
           f"step {trainer.step}, {time.monotonic() - began:.1f} s to start", flush=True)
