@@ -27,7 +27,8 @@ a200a418a850a904
 def _iq2_grid() -> np.ndarray:
     words = np.frombuffer(bytes.fromhex(_IQ2_ROWS), ">u2")
     codes = words[:, None] >> np.arange(0, 16, 2, dtype=np.uint16) & 3
-    return np.array([8, 25, 43], np.int8)[codes]
+    grid: np.ndarray = np.array([8, 25, 43], np.int8)[codes]
+    return grid
 
 
 def _iq2_signs() -> np.ndarray:

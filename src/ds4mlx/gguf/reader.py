@@ -157,10 +157,12 @@ class _Cursor:
         return start
 
     def u32(self, what: str) -> int:
-        return self.U32.unpack_from(self.buffer, self.skip(4, what))[0]
+        (number,) = self.U32.unpack_from(self.buffer, self.skip(4, what))
+        return int(number)
 
     def u64(self, what: str) -> int:
-        return self.U64.unpack_from(self.buffer, self.skip(8, what))[0]
+        (number,) = self.U64.unpack_from(self.buffer, self.skip(8, what))
+        return int(number)
 
     def text(self, what: str) -> str:
         count = self.u64(what)
@@ -237,7 +239,8 @@ def _read_value(cursor: _Cursor, what: str, type_id: int) -> Value | _Strings:
         return cursor.text(what)
     if type_id == ARRAY:
         return _read_array(cursor, what, cursor.u32(what), cursor.u64(what))
-    return _numbers(cursor, what, type_id, 1)[0].item()
+    number: Value = _numbers(cursor, what, type_id, 1)[0].item()
+    return number
 
 
 def _read_array(cursor: _Cursor, what: str, type_id: int, count: int) -> np.ndarray | _Strings:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from struct import pack
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
 import numpy as np
 
@@ -33,7 +33,7 @@ def write_gguf(path: str | os.PathLike[str], metadata: Metadata, tensors: Iterab
     """
     path = Path(path)
     tensors = list(tensors)
-    alignment = int(metadata.get("general.alignment", DEFAULT_ALIGNMENT))
+    alignment = _alignment(metadata)
     places, end = _place(tensors, alignment)
     header = _header(metadata, tensors, places, alignment)
     descriptor, partial = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent)
@@ -65,7 +65,7 @@ class Layout:
 def layout(metadata: Metadata, tensors: Iterable[tuple[str, str, tuple[int, ...]]]) -> Layout:
     """Where everything goes in the file that `write_gguf` would write for tensors of (name, kind, row-major shape)."""
     entries: list[Tensor] = [(*tensor, None) for tensor in tensors]
-    alignment = int(metadata.get("general.alignment", DEFAULT_ALIGNMENT))
+    alignment = _alignment(metadata)
     places, end = _place(entries, alignment)
     header = _header(metadata, entries, places, alignment)
     return Layout(header, tuple(len(header) + place.offset for place in places), len(header) + end)
@@ -98,6 +98,11 @@ def _place(tensors: Sequence[Tensor], alignment: int) -> tuple[list[_Place], int
     return places, end
 
 
+def _alignment(metadata: Metadata) -> int:
+    """Of tensors' data in the file, in bytes."""
+    return int(cast(int, metadata.get("general.alignment", DEFAULT_ALIGNMENT)))
+
+
 def _nbytes(kind: str, shape: Sequence[int]) -> int:
     return prod(shape[:-1]) * row_bytes(kind, shape[-1])
 
@@ -107,7 +112,7 @@ def _write_data(file: BinaryIO, tensor: Tensor) -> None:
     if data is None:
         return
     blocks = data() if callable(data) else data
-    blocks = memoryview(np.ascontiguousarray(blocks) if isinstance(blocks, np.ndarray) else blocks)
+    blocks = np.ascontiguousarray(blocks).data if isinstance(blocks, np.ndarray) else memoryview(blocks)
     if blocks.nbytes != _nbytes(kind, shape):
         raise ValueError(f"tensor {name} {kind} {tuple(shape)} needs {_nbytes(kind, shape)} bytes, got {blocks.nbytes}")
     file.write(blocks)
@@ -129,7 +134,7 @@ def _value(key: str, value: Value) -> bytes:
         return pack("<I", STRING) + _text(value)
     if isinstance(value, list | tuple) and all(isinstance(item, str) for item in value):
         return pack("<IIQ", ARRAY, STRING, len(value)) + b"".join(map(_text, value))
-    numbers = value if isinstance(value, np.ndarray | np.generic) else _numbers(value)
+    numbers = value if isinstance(value, np.ndarray | np.generic) else _numbers(cast(Number, value))
     if numbers.dtype not in _IDS or numbers.ndim > 1:
         raise ValueError(f"metadata key {key}: GGUF cannot hold {numbers.dtype} {numbers.shape}")
     count = pack("<IIQ", ARRAY, _IDS[numbers.dtype], numbers.size) if numbers.ndim else pack("<I", _IDS[numbers.dtype])

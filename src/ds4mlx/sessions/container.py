@@ -25,8 +25,9 @@ MOST_JSON_BYTES = 1 << 20  # a million tokens of Flash take some 60 kB
 MOST_RANK, MOST_ELEMENTS = 4, 1 << 40
 
 # bfloat16 travels as its bits: numpy has no such type, and no state holds another 16-bit integer.
-DTYPES = {"U8": np.dtype("u1"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2"), "F32": np.dtype("<f4"),
-          "U32": np.dtype("<u4"), "I32": np.dtype("<i4")}
+DTYPES: dict[str, np.dtype] = {
+    "U8": np.dtype("u1"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2"), "F32": np.dtype("<f4"), "U32": np.dtype("<u4"),
+    "I32": np.dtype("<i4")}
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 Arrays = Mapping[str, tuple[tuple[int, ...], np.dtype]]  # name -> (shape, dtype), in storage order
@@ -98,8 +99,8 @@ def read_container(src: BinaryIO, at: int, payload_bytes: int, json_crc: int) ->
 def parse_container(raw: bytes, data_bytes: int) -> Container:
     """The JSON, padding included, of a container with `data_bytes` of data. Raises as read_container does."""
     root = read_json(raw)
-    metadata = root.pop("__metadata__", None) if isinstance(root, dict) else None
-    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+    if not isinstance(root, dict) or not isinstance(metadata := root.pop("__metadata__", None), dict) or not all(
+            isinstance(value, str) for value in metadata.values()):
         raise Corrupt("the JSON is no object with an object of strings as __metadata__; the file will be set aside")
     if metadata.get("format") != FORMAT:
         raise Foreign(f"the payload is {metadata.get('format')!a}, this program reads {FORMAT}; it is left alone")

@@ -19,7 +19,7 @@ from ds4mlx.sessions.header import (
 from ds4mlx.sessions.identity import (
     SPAN_TOKENS, Identity, identity_metadata, metadata_int, parse_identity, parse_name)
 from ds4mlx.sessions.integrity import (
-    Corrupt, Footer, Foreign, Image, Incomplete, Mismatch, array_bytes, read_at)
+    Bytes, Corrupt, Footer, Foreign, Image, Incomplete, Mismatch, array_bytes, read_at)
 from ds4mlx.sessions.layout import Layout, RowCounts, head_arrays, row_counts
 from ds4mlx.sessions.toolmap import (
     MOST_BLOCKS, MOST_SECTION_BYTES, BadToolMap, ToolBlock, pack_tool_map, parse_tool_map)
@@ -100,7 +100,7 @@ def _flags(key: bytes, kind: KeyKind, more: int) -> int:
     return KEY_FLAGS[kind] | (MARKED if 0xFF in key else 0) | more
 
 
-def _sealed(parts: list[bytes | memoryview], key: bytes, tools: bytes, json: bytes) -> Image:
+def _sealed(parts: list[bytes | memoryview], key: bytes, tools: bytes, json: Bytes) -> Image:
     """The parts and the footer that belongs to them; the CRC-32 of nothing is the 0 that an absent section needs."""
     size = sum(map(len, parts)) + Footer.LAYOUT.size
     return Image((*parts, Footer(zlib.crc32(key), zlib.crc32(tools), zlib.crc32(json), size).pack()))

@@ -62,6 +62,13 @@ def parse_name(name: str) -> FileName | None:
     return None
 
 
+def known_name(name: str) -> FileName:
+    """What a file is of which it is known to be one of ours."""
+    found = parse_name(name)
+    assert found is not None, name
+    return found
+
+
 def chain_hashes(identity: Identity, tokens: Sequence[int] | np.ndarray) -> tuple[str, ...]:
     """Name, 32 hex digits, of the segment of every full span of `tokens`.
 
@@ -88,7 +95,8 @@ def parse_identity(metadata: Mapping[str, str], quant_bits: int) -> Identity:
     prints = [metadata.get(name, "") for name in ("base_fp", "weights_fp", "tokenizer_fp", "layout_fp")]
     if not all(_FINGERPRINT.fullmatch(value) for value in prints):
         raise Corrupt("the payload does not say which model it is of; the file will be set aside")
-    return Identity(*prints, metadata_int(metadata, "engine_abi"), quant_bits)
+    base, weights, tokenizer, layout = prints
+    return Identity(base, weights, tokenizer, layout, metadata_int(metadata, "engine_abi"), quant_bits)
 
 
 def metadata_int(metadata: Mapping[str, str], key: str) -> int:

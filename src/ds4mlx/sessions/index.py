@@ -15,7 +15,7 @@ from ds4mlx.sessions import policy
 from ds4mlx.sessions.directory import CacheDirectory, Found, is_temporary
 from ds4mlx.sessions.format import (
     Alias, StoredHead, check_layout, check_usable, read_alias, read_head, read_tokens)
-from ds4mlx.sessions.identity import Identity, parse_name
+from ds4mlx.sessions.identity import Identity, known_name, parse_name
 from ds4mlx.sessions.integrity import Corrupt, Foreign, Incomplete, Mismatch, check_footer
 from ds4mlx.sessions.known import AliasRecord, Known, Match, Record, prefix_digests, sha1_of, token_bytes
 from ds4mlx.sessions.layout import Layout
@@ -207,7 +207,7 @@ class Index:
 
     def orphans(self, now: float) -> list[Found]:
         """Segments without a head, older than a save can take. None while there are heads that cannot be read."""
-        if any(parse_name(name).kind == "head" for name in self.foreign):
+        if any(known_name(name).kind == "head" for name in self.foreign):
             return []
         used = self.references()
         return [found for name, found in self.segments.items()

@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from struct import Struct
-from typing import BinaryIO, ClassVar, Self
+from typing import BinaryIO, ClassVar, Protocol, Self
 
 import numpy as np
 
@@ -59,6 +59,12 @@ class Footer:
         return cls(text, tools, json, file_bytes)
 
 
+class Sink(Protocol):
+    """What a file is written to."""
+
+    def write(self, data: memoryview, /) -> int: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Image:
     """A whole cache file as consecutive buffers. Arrays are referred to, not copied."""
@@ -70,11 +76,12 @@ class Image:
 
     def slices(self) -> Iterable[memoryview]:
         """The file in order, in pieces of at most SLICE_BYTES."""
-        for part in map(memoryview, self.parts):
-            for start in range(0, len(part), SLICE_BYTES):
-                yield part[start:start + SLICE_BYTES]
+        for part in self.parts:
+            view = memoryview(part)
+            for start in range(0, len(view), SLICE_BYTES):
+                yield view[start:start + SLICE_BYTES]
 
-    def write(self, out: BinaryIO) -> None:
+    def write(self, out: Sink) -> None:
         """Writes all of it at the position of `out`. OSError of the file passes through."""
         for piece in self.slices():
             while piece:  # an unbuffered file may take less than it is given
@@ -102,7 +109,7 @@ def read_at(src: BinaryIO, at: int, count: int) -> bytes:
 def fill(src: BinaryIO, view: memoryview) -> None:
     """Reads on from the position of `src` until `view` is full. Raises Incomplete when the file ends before."""
     while view:
-        count = src.readinto(view)
+        count = src.readinto(view)  # type: ignore[attr-defined]  # as every binary file has it
         if not count:
             raise Incomplete(f"the file ended {len(view)} bytes early, it is being cut; it will be set aside")
         view = view[count:]

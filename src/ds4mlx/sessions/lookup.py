@@ -242,7 +242,8 @@ def _needing_live(api: Api) -> list[_Attempt]:
 
 
 def _whole_state(api: Api) -> list[_Attempt]:
-    tokens, text = ("memory-token", _same_tokens), ("memory-text", _same_text)
+    tokens: _Attempt = ("memory-token", _same_tokens)
+    text: _Attempt = ("memory-text", _same_text)
     if api == "completions":
         return [tokens, text]
     if api == "responses":

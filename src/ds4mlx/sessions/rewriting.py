@@ -21,8 +21,8 @@ def same_arguments(sampled: str, returned: str, schema: Mapping[str, object] | N
         return True
     try:
         theirs = _parse(returned)
-        if isinstance(theirs, dict) and len(theirs) == 1 and isinstance(theirs.get(UNPARSED), dict):
-            return theirs[UNPARSED].get("raw") == sampled
+        if isinstance(theirs, dict) and len(theirs) == 1 and isinstance(unread := theirs.get(UNPARSED), dict):
+            return unread.get("raw") == sampled
         return _same(_parse(sampled), theirs, schema)
     except (ValueError, RecursionError):  # no JSON, or nested too deep to be compared
         return False
@@ -30,7 +30,8 @@ def same_arguments(sampled: str, returned: str, schema: Mapping[str, object] | N
 
 def _parse(text: str) -> Json:
     """JSON with exact numbers: as floats, long integers that differ would be equal."""
-    return json.loads(text, parse_float=Decimal, parse_constant=_refuse)
+    value: Json = json.loads(text, parse_float=Decimal, parse_constant=_refuse)
+    return value
 
 
 def _refuse(constant: str) -> Json:

@@ -109,10 +109,10 @@ class Saver:
             aliases = {file: image for file, image in self._aliases(job, name).items()
                        if file not in self.index.aliases or self.index.aliases[file].target != name}
         if present and not present.unusable:
-            head = self._with_blocks(present, job.blocks)
-            if head is None and not aliases:
+            again = self._with_blocks(present, job.blocks)
+            if again is None and not aliases:
                 raise Skipped("it is on disk")
-            return _Plan(name, head, {}, aliases, present.head.segments)
+            return _Plan(name, again, {}, aliases, present.head.segments)
         uses = chain_hashes(identity, job.tokens)
         count = len(job.tokens)
         head = Head(job.key, job.key_kind, job.reason, count, self.usable.ctx, identity,

@@ -64,10 +64,11 @@ def survey(directory: CacheDirectory, index: Index, now: float) -> Survey:
     references = index.references()
     turns = _turns(directory, index, now)
     states = [_state(index, record, references, turns.get(record.name)) for record in index.heads.values()]
-    files = [_files(found) for found in (
+    segments, aliases, quarantined, foreign, unfinished = [_files(found) for found in (
         list(index.segments.values()), [alias.found for alias in index.aliases.values()],
         list(index.quarantined.values()), list(index.foreign.values()), list(index.temporaries.values()))]
-    return Survey(tuple(sorted(states, key=lambda s: (-s.last_used, s.name))), *files, index.total_bytes())
+    return Survey(tuple(sorted(states, key=lambda s: (-s.last_used, s.name))), segments, aliases, quarantined,
+                  foreign, unfinished, index.total_bytes())
 
 
 def _turns(directory: CacheDirectory, index: Index, now: float) -> dict[str, int]:

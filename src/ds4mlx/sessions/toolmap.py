@@ -33,7 +33,8 @@ class ToolBlock:
 
 def pack_tool_map(blocks: Iterable[ToolBlock]) -> bytes:
     """The section; blocks that a reader would refuse, or that no longer fit, are left out. b"" when none is left."""
-    packed, room = [], MOST_SECTION_BYTES - START.size
+    packed: list[bytes] = []
+    room = MOST_SECTION_BYTES - START.size
     for block in blocks:
         raw = _pack(block)
         if raw is not None and len(raw) <= room and len(packed) < MOST_BLOCKS:

@@ -12,7 +12,7 @@ from typing import Literal
 from ds4mlx.sessions.container import Container
 from ds4mlx.sessions.directory import CacheDirectory
 from ds4mlx.sessions.format import read_alias, read_head, read_tokens
-from ds4mlx.sessions.identity import chain_hashes, head_name, parse_name, segment_file
+from ds4mlx.sessions.identity import chain_hashes, head_name, known_name, parse_name, segment_file
 from ds4mlx.sessions.integrity import Corrupt, Foreign, Incomplete, fill
 from ds4mlx.sessions.segment import read_segment
 
@@ -54,7 +54,7 @@ class _Verifier:
         return self.seen[name]
 
     def _check(self, name: str) -> Checked | None:
-        kind = parse_name(name).kind
+        kind = known_name(name).kind
         nbytes = 0
         try:
             file, found = self.directory.open(name)
@@ -79,7 +79,7 @@ class _Verifier:
     def _head(self, name: str, file: FileIO, size: int) -> None:
         stored = read_head(file, size)
         head = stored.head
-        if hashlib.sha1(head.key, usedforsecurity=False).hexdigest() != parse_name(name).stem:
+        if hashlib.sha1(head.key, usedforsecurity=False).hexdigest() != known_name(name).stem:
             raise Corrupt("its name is not the SHA-1 of its key")
         if head_name(head.key, head.identity) != name:
             raise Corrupt("its name is that of another model")
@@ -95,7 +95,7 @@ class _Verifier:
 
     def _alias(self, name: str, file: FileIO, size: int) -> None:
         alias = read_alias(file, size)
-        if hashlib.sha1(alias.key, usedforsecurity=False).hexdigest() != parse_name(name).stem:
+        if hashlib.sha1(alias.key, usedforsecurity=False).hexdigest() != known_name(name).stem:
             raise Corrupt("its name is not the SHA-1 of its key")
         if self.directory.look(alias.target) is None:
             raise Corrupt(f"its state {alias.target} is missing")
