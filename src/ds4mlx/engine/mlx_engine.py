@@ -152,6 +152,8 @@ def _computing(chosen: str) -> str:
             return "Metal kernels"
         case "metal-emulated":
             return "Metal kernels in the emulator"
+        case "cuda":
+            return "CUDA kernels"
     return f"plain operations on the {ops.device().upper()}"
 
 

@@ -24,15 +24,20 @@ SHARE = 0.85  # of what the device recommends: the rest is the system's and the 
 
 
 def limit_bytes(limit_gb: float | None) -> int:
-    """The given limit, or SHARE of Metal's recommended working set, or of the machine's memory elsewhere."""
+    """The given limit, or SHARE of Metal's recommended working set, of a CUDA card's memory, or of the machine's."""
     if limit_gb is not None:
         return int(limit_gb * 1e9)
-    return int(SHARE * (_recommended() or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")))
+    return int(SHARE * (_recommended() or _card() or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")))
 
 
 def _recommended() -> int:
     """Metal's recommended working set in bytes; 0 on other devices."""
     return mx.device_info().get("max_recommended_working_set_size", 0) if mx.metal.is_available() else 0
+
+
+def _card() -> int:
+    """Memory of the CUDA card in bytes; 0 on other devices."""
+    return mx.device_info().get("total_memory", 0) if device() == "cuda" else 0
 
 
 def reserve(plan_: MemoryPlan) -> None:
