@@ -59,6 +59,7 @@ class Indexer(nn.Module):
         self.register_buffer("turn", hadamard(config.index_head_dim), persistent=False)
         self.heads, self.scale = config.index_n_heads, (config.index_n_heads * config.index_head_dim) ** -0.5
 
+    @torch.compiler.disable     # compiled, its gradient was not a number within a hundred steps
     def forward(self, x: Tensor, qr: Tensor, tables: Tables, mode: Mode) -> Tensor:
         """x [B, T, D], qr [B, T, Q] to scores [B, T, T / 4] f32."""
         x, qr = x.detach(), qr.detach()
@@ -148,11 +149,13 @@ class Attention(nn.Module):
         return num + added, den + p.sum(-1, keepdim=True), loss
 
 
+@torch.compiler.disable
 def best(score: Tensor, k: int) -> Tensor:
     """Which of score [B, T, C] are among the k largest of their query."""
     return score >= score.topk(k, dim=-1, sorted=False).values.amin(-1, keepdim=True)
 
 
+@torch.compiler.disable
 def index_loss(score: Tensor, wanted: Tensor, seen: Tensor) -> Tensor:
     """Cross entropy of softmax(score) to what the heads gave to each row, a query counting by how much that is."""
     mass = wanted.sum(-1, keepdim=True)

@@ -101,8 +101,9 @@ class Trainer:
         self.optimizer = Optimizer(self.model, args.matrix_rate, args.rate)
         self.loss = weighed_loss
         if args.compile:
+            torch._dynamo.config.recompile_limit = 64   # two lengths, three kinds of layers, all of one class
             for layer in self.model.layers:
-                layer.compile(dynamic=False, fullgraph=True)
+                layer.compile(dynamic=False)
             self.loss = torch.compile(weighed_loss, dynamic=False, fullgraph=True)
         self.few_bits = False
 
