@@ -41,7 +41,7 @@ def launch(kernel: "cp.RawKernel", grid: Size, block: Size, arguments: Sequence[
     else:
         attribute = _Attribute(id=OVERLAP, value=1)
         config = _Config((ctypes.c_uint * 3)(*grid), (ctypes.c_uint * 3)(*block), shared_bytes, stream,
-                         ctypes.pointer(attribute), int(_can_overlap()))
+                         ctypes.pointer(attribute), int(can_overlap()))
         code = _library().cuLaunchKernelEx(ctypes.byref(config), function, pointers, None)
     if code:
         raise RuntimeError(f"launching {kernel.name} over {grid} blocks of {block} threads with {shared_bytes} bytes "
@@ -62,7 +62,8 @@ def _library() -> ctypes.CDLL:
 
 
 @cache
-def _can_overlap() -> bool:
+def can_overlap() -> bool:
+    """Whether a kernel can begin before the one in front of it has ended."""
     return int(cp.cuda.Device().compute_capability) >= HOPPER
 
 
@@ -83,4 +84,4 @@ def processors() -> int:
 
 def clusters() -> bool:
     """Whether blocks can be launched as clusters that read one another's shared memory."""
-    return not cp.cuda.runtime.is_hip and _can_overlap()
+    return not cp.cuda.runtime.is_hip and can_overlap()

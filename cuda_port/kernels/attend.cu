@@ -4,10 +4,12 @@
 // Macros: H heads of D channels, the last R rotary; rows of ROW bytes, PACKED or floats; WIDTH positions of the window,
 // held in a ring of RING; RATIO tokens a compressed row (0: none), PAGE_ROWS of a page; CHOSEN: a token that sees more
 // than `picks` rows has a list of those it attends to. KEYS of a tile, GROUPS of 32 lanes; of a chunk, HEADS of a
-// block; of a step, SLICES of a token's keys, and BLOCKS that are to share a multiprocessor.
+// block; of a step, SLICES of a token's keys, BLOCKS that are to share a multiprocessor, and STREAMS of HIDDEN channels.
+// STEP: 0 for a chunk, 1 for a step, 2 for a step of so many tokens that blocks may have more heads each.
 #include "cluster.cuh"
 #include "mma.cuh"
 #include "rows.cuh"
+#include "sinkhorn.cuh"
 
 #define LOG2E 1.4426950408889634f
 
@@ -25,6 +27,16 @@ struct Keys {
         int seen = (position + 1) / RATIO;
         if (CHOSEN && seen > picks) count += picks;
         else count += seen, this->chosen = 0;
+#endif
+    }
+
+    // Whether key i of a step was there before it. What earlier steps have written is there before this one begins, for
+    // copies lie between them.
+    DEVICE bool old(int i) const {
+#if RATIO
+        return i < near - 1 || i >= near && !chosen && i - near < position / RATIO;
+#else
+        return i < near - 1;
 #endif
     }
 
@@ -80,35 +92,41 @@ DEVICE float2 turned_back(float2 v, int c, const float* cosine, const float* sin
 
 #define THREADS (GROUPS * LANES)
 #if STEP && BLOCKS == 1
-#define IN_FLIGHT 24            // chunks of 8 channels that a thread has on their way: registers are plenty
+#define IN_FLIGHT 10            // chunks of 8 channels that a thread has on their way
 #else
-#define IN_FLIGHT 8
+#define IN_FLIGHT 5
 #endif
 #define PAD (D + 8)             // halves between vectors in shared memory
 #define SCORE_PAD (KEYS + 4)    // floats
 #define WEIGHT_PAD (KEYS + 8)
 #define GROUP_CHANNELS (D / GROUPS)  // of the outputs, a multiple of 16
 
-// Rows at[0 ... left - 1] as halves [KEYS][PAD], zeros behind them; `between` is done while they are on their way.
-template <class Between>
-DEVICE void load_keys(const u8** at, __half* keys, int left, Between between) {
-    const int LOADS = (KEYS * (D / 8) + THREADS - 1) / THREADS, BATCH = LOADS <= IN_FLIGHT ? LOADS : IN_FLIGHT / 2;
+// Rows at[first ... end - 1] as halves [KEYS][PAD], but for those that are null.
+DEVICE void load_keys(const u8** at, __half* keys, int first, int end) {
+    int stop = end * (D / 8);
+#pragma unroll 1  // code that is run once takes longer to fetch than to run
+    for (int batch = first * (D / 8); batch < stop; batch += IN_FLIGHT * THREADS) {
+        RawChunk raw[IN_FLIGHT];
 #pragma unroll
-    for (int first = 0; first < LOADS; first += BATCH) {
-        RawChunk raw[BATCH];
-#pragma unroll
-        for (int i = 0; i < BATCH; ++i) {
-            int at_chunk = (first + i) * THREADS + threadIdx.x, key = at_chunk / (D / 8);
-            raw[i] = RawChunk{make_uint4(0, 0, 0, 0), 0};
-            if (key < left) raw[i] = load_raw<D, R, PACKED>(at[key], at_chunk % (D / 8));
+        for (int i = 0; i < IN_FLIGHT; ++i) {
+            int chunk = batch + i * THREADS + threadIdx.x;
+            const u8* row = chunk < stop ? at[chunk / (D / 8)] : 0;
+            if (row) raw[i] = load_raw<D, R, PACKED>(row, chunk % (D / 8));
         }
-        if (first == 0) between();
 #pragma unroll
-        for (int i = 0; i < BATCH; ++i) {
-            int at_chunk = (first + i) * THREADS + threadIdx.x, key = at_chunk / (D / 8), part = at_chunk % (D / 8);
-            if (key < KEYS) *(uint4*)(keys + key * PAD + 8 * part) = chunk_halves<D, R, PACKED>(raw[i], part);
+        for (int i = 0; i < IN_FLIGHT; ++i) {
+            int chunk = batch + i * THREADS + threadIdx.x, key = chunk / (D / 8), part = chunk % (D / 8);
+            if (chunk < stop && at[key])
+                *(uint4*)(keys + key * PAD + 8 * part) = chunk_halves<D, R, PACKED>(raw[i], part);
         }
     }
+}
+
+// Zeros for keys `first` up to the next whole tile of 16.
+DEVICE void no_keys(__half* keys, int first) {
+    int end = min((first + 15) / 16 * 16, KEYS);
+    for (int i = first * (D / 8) + threadIdx.x; i < end * (D / 8); i += THREADS)
+        *(uint4*)(keys + i / (D / 8) * PAD + 8 * (i % (D / 8))) = make_uint4(0, 0, 0, 0);
 }
 
 // A head of a token, as loaded, in halves at `to`, its scores to be powers of two; zeros where there is no such head.
@@ -123,7 +141,35 @@ DEVICE void put_query(float4 (&v)[QUADS], bool real, const float* cosine, const 
     }
 }
 
-#if !STEP
+#if STEP
+// What the blocks of a cluster have found, to the outputs of some heads each: sums [OWN][SLICES][D], their limits with
+// the sums of weights. head: the first of them.
+template <int Own>
+DEVICE void finish(const float* sums, const float (*limits)[SLICES][2], int head, const float* sink,
+                   const float* cosine, const float* sine, float* o) {
+    for (int i = threadIdx.x; i < Own * (D / 4); i += THREADS) {
+        int own = i / (D / 4), h = head + own, c = i % (D / 4) * 4;
+        if (h >= H) continue;
+        float start = sink[h] * LOG2E, last = start, weight = 0;
+        float4 sum = make_float4(0, 0, 0, 0);
+#pragma unroll
+        for (int r = 0; r < SLICES; ++r) last = fmaxf(last, limits[own][r][0]);
+#pragma unroll
+        for (int r = 0; r < SLICES; ++r) {
+            float by = exp2f(limits[own][r][0] - last);
+            float4 part = *(const float4*)(sums + (own * SLICES + r) * D + c);
+            weight += limits[own][r][1] * by;
+            sum.x += part.x * by, sum.y += part.y * by, sum.z += part.z * by, sum.w += part.w * by;
+        }
+        weight = 1 / (weight + exp2f(start - last));
+        float2 v0 = turned_back(make_float2(sum.x * weight, sum.y * weight), c, cosine, sine);
+        float2 v1 = turned_back(make_float2(sum.z * weight, sum.w * weight), c + 2, cosine, sine);
+        *(float4*)(o + h * D + c) = make_float4(v0.x, v0.y, v1.x, v1.y);
+    }
+}
+#endif
+
+#if STEP != 1
 #define HEAD_TILES (HEADS / 16)
 #define KEY_GROUPS (GROUPS / HEAD_TILES)    // groups of lanes that share the keys of a tile of heads
 #define GROUP_KEYS (KEYS / KEY_GROUPS)      // a multiple of 16
@@ -155,11 +201,24 @@ DEVICE void await_fetched() {
 // A chunk. Grid (H / HEADS, T). q [T, H D]; tables [T, R / 2]; the window's ring at `ring` + slots[0] * stride for
 // positions before the chunk's first, fresh rows [T, ROW] from there on; pages [P]; chosen [T, picks]; o [T, H D].
 // Shared memory: 2 (KEYS + HEADS) PAD + KEYS ROW + 4 HEADS SCORE_PAD + 2 HEADS WEIGHT_PAD + 12 HEADS bytes.
+//
+// A step has what the other form of it has (below), needs clusters, and 4 HEADS D bytes more.
+#if STEP
+#define OWN_HEADS (HEADS / SLICES)
+KERNEL CLUSTER_OF(1, 1, SLICES) __launch_bounds__(THREADS) void attend(
+    const float* q, const float* cosine, const float* sine, const u8* ring, long long stride, const int* slots,
+    const u8* rows, const int* pages, int page_step, const int* positions, const int* chosen, int picks,
+    const float* sink, float eps, float* o, float*, float*, const float* hc_sums, const float* hc_scale,
+    const float* hc_base, int iterations, float hc_eps, float norm_eps, float* post, float* m) {
+    PASS_TURN();
+    const u8* fresh = 0;
+#else
 KERNEL __launch_bounds__(THREADS) void attend(
     const float* q, const float* cosine, const float* sine, const u8* ring, long long stride, const int* slots,
     const u8* fresh, const u8* rows, const int* pages, const int* positions, const int* chosen, int picks,
     const float* sink, float eps, float* o) {
     TAKE_TURN();
+#endif
     extern __shared__ __align__(16) u8 memory[];
     __half* keys = (__half*)memory;
     __half* queries = keys + KEYS * PAD;
@@ -168,11 +227,46 @@ KERNEL __launch_bounds__(THREADS) void attend(
     float *most = scores + HEADS * SCORE_PAD, *total = most + HEADS, *shrink = total + HEADS;
     __half* weights = (__half*)(shrink + HEADS);
     int tid = threadIdx.x, lane = lane_id(), group = group_id(), t = blockIdx.y;
+#if STEP
+    if (blockIdx.x * HEADS >= H) {
+        AWAIT_TURN();
+        WayBack back = {hc_sums, hc_scale, hc_base, iterations, hc_eps, norm_eps, post, m};
+        if (blockIdx.z == 0 && tid == 0) way_back<STREAMS, HIDDEN>(back, t);
+        return;
+    }
+    __shared__ Arrivals arrivals;
+    __shared__ __align__(8) float own_limits[OWN_HEADS][SLICES][2];
+    float* own = (float*)(weights + HEADS * WEIGHT_PAD);
+    if (tid == 0) arrivals.open(4 * HEADS * (D + 2));
+    cluster_arrive();
+    pages += (size_t)t * page_step;
+    int slot = slots[t], start = positions[t] + 1;
+#else
+    int slot = slots[0], start = positions[0];
+#endif
     int head = blockIdx.x * HEADS, position = positions[t];
     cosine += (size_t)t * (R / 2), sine += (size_t)t * (R / 2);
-    Keys all(ring + (size_t)slots[0] * stride, fresh, rows, pages, chosen + (size_t)t * picks, picks, positions[0],
-             position);
-
+    Keys all(ring + (size_t)slot * stride, fresh, rows, pages, chosen + (size_t)t * picks, picks, start, position);
+#if STEP
+    int slice = blockIdx.z, begin = all.count * slice / SLICES, end = all.count * (slice + 1) / SLICES;
+#else
+    int begin = 0, end = all.count;
+#endif
+    const int FETCHERS = THREADS / KEYS;  // threads of a row
+    auto fetch = [&](int first, int which) {  // which: 1 of what is old, 0 of what is not, 2 of all
+        int key = first + tid / FETCHERS;
+        if (key < end && (which == 2 || all.old(key) == which))
+            fetch_row(raw + tid / FETCHERS * ROW, all.at(key), tid % FETCHERS, FETCHERS);
+        fetched();
+    };
+#if STEP
+    fetch(begin, 1);
+    cluster_wait();
+    AWAIT_TURN();
+    fetch(begin, 0);
+#else
+    fetch(begin, 2);
+#endif
     for (int h = group; h < HEADS; h += GROUPS) {
         float4 v[QUADS];
         load_query(q + ((size_t)t * H + min(head + h, H - 1)) * D, v);
@@ -180,15 +274,8 @@ KERNEL __launch_bounds__(THREADS) void attend(
         if (lane == 0) most[h] = -INFINITE, total[h] = 0;
     }
     float sums[HEAD_TILES][GROUP_CHANNELS / 8][4] = {};
-    const int FETCHERS = THREADS / KEYS;  // threads of a row
-    auto fetch = [&](int tile) {
-        int key = tile * KEYS + tid / FETCHERS;
-        if (key < all.count) fetch_row(raw + tid / FETCHERS * ROW, all.at(key), tid % FETCHERS, FETCHERS);
-        fetched();
-    };
-    fetch(0);
-    for (int tile = 0; tile * KEYS < all.count; ++tile) {
-        int left = all.count - tile * KEYS;
+    for (int first = begin; first < end; first += KEYS) {
+        int left = end - first;
         await_fetched();
         __syncthreads();
 #pragma unroll 4
@@ -199,7 +286,7 @@ KERNEL __launch_bounds__(THREADS) void attend(
             *(uint4*)(keys + key * PAD + 8 * part) = chunk_halves<D, R, PACKED>(chunk, part);
         }
         __syncthreads();
-        fetch(tile + 1);
+        fetch(first + KEYS, 2);
         {   // scores of 16 heads and GROUP_KEYS keys
             int row = group / KEY_GROUPS * 16, column = group % KEY_GROUPS * GROUP_KEYS;
             float z[GROUP_KEYS / 8][4] = {};
@@ -269,6 +356,30 @@ KERNEL __launch_bounds__(THREADS) void attend(
         }
     }
     __syncthreads();
+#if STEP
+    const int OUT_PAD = D + 4;
+    float* out = (float*)memory;  // over keys and queries
+    static_assert(4 * HEADS * OUT_PAD <= 2 * (KEYS + HEADS) * PAD, "room for the sums");
+#pragma unroll
+    for (int i = 0; i < HEAD_TILES; ++i)
+#pragma unroll
+        for (int n = 0; n < GROUP_CHANNELS / 8; ++n) {
+            float* to = out + (16 * i + lane / 4) * OUT_PAD + group * GROUP_CHANNELS + 8 * n + lane % 4 * 2;
+            *(float2*)to = make_float2(sums[i][n][0], sums[i][n][1]);
+            *(float2*)(to + 8 * OUT_PAD) = make_float2(sums[i][n][2], sums[i][n][3]);
+        }
+    Arrivals::send_ready();
+    __syncthreads();
+    if (tid < HEADS) {
+        int to = tid / OWN_HEADS, which = tid % OWN_HEADS;
+        arrivals.send(to, own + (which * SLICES + slice) * D, out + tid * OUT_PAD, 4 * D);
+        arrivals.post(to, own_limits[which][slice], make_float2(most[tid], total[tid]));
+    }
+    arrivals.wait();
+    cluster_arrive();
+    finish<OWN_HEADS>(own, own_limits, head + slice * OWN_HEADS, sink, cosine, sine, o + (size_t)t * H * D);
+    cluster_wait();  // a block must not end while what it sends is read
+#else
 #pragma unroll
     for (int i = 0; i < HEAD_TILES; ++i)
 #pragma unroll
@@ -284,6 +395,7 @@ KERNEL __launch_bounds__(THREADS) void attend(
                 *(float2*)(o + ((size_t)t * H + head + h) * D + c) = turned_back(v, c, cosine, sine);
             }
         }
+#endif
 }
 #else
 #define HEADS 16
@@ -297,11 +409,17 @@ KERNEL __launch_bounds__(THREADS) void attend(
 // A step: the keys of a token are split over SLICES blocks, which are a cluster where there are clusters and put their
 // sums together; else `combine` does that. Grid (H / HEADS, T, SLICES), 8 groups of lanes. A token has its slot, its
 // position and its tables; pages [T, page_step], chosen [T, picks]; sums [T, H, SLICES, D] and limits [T, H, SLICES, 2]
-// are used without clusters only. Shared memory: 2 KEYS PAD + MIDDLE_BYTES + 2 HEADS WEIGHT_PAD + 12 HEADS + 8 KEYS.
+// are used without clusters only. Where the grid has a column more, its blocks do what is left of the hyper-connection
+// before. Shared memory: 2 KEYS PAD + MIDDLE_BYTES + 2 HEADS WEIGHT_PAD + 12 HEADS + 8 KEYS +
+// OUT_BYTES.
+#define OWN_HEADS (HEADS / SLICES)  // that a block finishes
+#define OUT_APART (CLUSTERED && BLOCKS == 1)
+#define OUT_BYTES (OUT_APART ? 4 * HEADS * D : 0)
 KERNEL CLUSTER_OF(1, 1, SLICES) __launch_bounds__(THREADS, BLOCKS) void attend(
     const float* q, const float* cosine, const float* sine, const u8* ring, long long stride, const int* slots,
     const u8* rows, const int* pages, int page_step, const int* positions, const int* chosen, int picks,
-    const float* sink, float eps, float* o, float* all_sums, float* limits) {
+    const float* sink, float eps, float* o, float* all_sums, float* limits, const float* hc_sums, const float* hc_scale,
+    const float* hc_base, int iterations, float hc_eps, float norm_eps, float* post, float* m) {
     PASS_TURN();  // positions, slots and pages were there before anything that is still under way
     extern __shared__ __align__(16) u8 memory[];
     __half *keys = (__half*)memory, *queries = keys + KEYS * PAD;
@@ -310,38 +428,68 @@ KERNEL CLUSTER_OF(1, 1, SLICES) __launch_bounds__(THREADS, BLOCKS) void attend(
     __half* weights = (__half*)(shrink + HEADS);
     const u8** at = (const u8**)(weights + HEADS * WEIGHT_PAD);
     int tid = threadIdx.x, lane = lane_id(), group = group_id(), t = blockIdx.y, slice = blockIdx.z;
+    if (blockIdx.x * HEADS >= H) {
+        AWAIT_TURN();
+        WayBack back = {hc_sums, hc_scale, hc_base, iterations, hc_eps, norm_eps, post, m};
+        if (slice == 0 && tid == 0) way_back<STREAMS, HIDDEN>(back, t);
+        return;
+    }
     int head = blockIdx.x * HEADS, position = positions[t], share = group % SHARES;
+#if CLUSTERED
+    __shared__ Arrivals arrivals;
+    __shared__ __align__(8) float own_limits[OWN_HEADS][SLICES][2];
+    float* own = (float*)(OUT_APART ? (u8*)(at + KEYS) : memory);  // [OWN_HEADS][SLICES][D]
+    if (tid == 0) arrivals.open(4 * HEADS * (D + 2));
+    cluster_arrive();
+#endif
     cosine += (size_t)t * (R / 2), sine += (size_t)t * (R / 2);
     Keys all(ring + (size_t)slots[t] * stride, 0, rows, pages + (size_t)t * page_step, chosen + (size_t)t * picks,
              picks, position + 1, position);
     int begin = all.count * slice / SLICES, end = all.count * (slice + 1) / SLICES;
-    AWAIT_TURN();
     if (tid < HEADS) most[tid] = -INFINITE, total[tid] = 0;
 
     u32 a[SHARE / 16][4];
     float sums[GROUP_CHANNELS / 8][4] = {};
-    for (int first = begin; first < end; first += KEYS) {
+    // Turn 0: before this step's turn, what is old of the first tile. Turn 1: the rest of it, and the queries.
+    int turn = gridDim.x == 0;  // 0, but not for the compiler, which would write the loop three times
+#pragma unroll 1
+    for (int first = begin; turn == 0 || first < end;) {
         int left = min(end - first, KEYS);
-        if (tid < KEYS) at[tid] = tid < left ? all.at(first + tid) : 0;
-        __syncthreads();  // and the tile before is done with
-        load_keys(at, keys, left, [&] {
-            if (first != begin) return;
-            float4 v[HEADS / GROUPS][QUADS];
+        __syncthreads();  // the tile before is done with
+        if (tid < left) at[tid] = turn > 1 || all.old(first + tid) == (turn == 0) ? all.at(first + tid) : 0;
+        no_keys(keys, left);
+        __syncthreads();
+        float4 v[HEADS / GROUPS][QUADS];
+        auto load_queries = [&] {
+            if (turn != 1) return;
 #pragma unroll
             for (int i = 0; i < HEADS / GROUPS; ++i)
                 load_query(q + ((size_t)t * H + min(head + group + GROUPS * i, H - 1)) * D, v[i]);
+        };
+        if (BLOCKS == 1) load_queries();  // on their way beside keys, where there are registers for both
+        load_keys(at, keys, turn == 1 ? min(max(all.near - 1 - begin, 0), left) : 0, left);
+        if (BLOCKS > 1) load_queries();
+        if (turn == 0) {
+#if CLUSTERED
+            cluster_wait();
+#endif
+            AWAIT_TURN();
+            turn = 1;
+            continue;
+        }
+        if (turn == 1)
 #pragma unroll
             for (int i = 0; i < HEADS / GROUPS; ++i) {
                 int h = group + GROUPS * i;
                 put_query(v[i], head + h < H, cosine, sine, eps, queries + h * PAD);
             }
-        });
         __syncthreads();
-        if (first == begin) {
+        if (turn == 1) {
 #pragma unroll
             for (int k = 0; k < SHARE / 16; ++k) load_a(a[k], queries + share * SHARE + 16 * k, PAD);
             __syncthreads();  // `partial` takes their place
         }
+        turn = 2, first += KEYS;
         float z[KEY_TILES][2][4] = {};
 #pragma unroll
         for (int k = 0; k < SHARE / 16; ++k)
@@ -408,8 +556,9 @@ KERNEL CLUSTER_OF(1, 1, SLICES) __launch_bounds__(THREADS, BLOCKS) void attend(
             }
         }
     }
-    __syncthreads();
 #if CLUSTERED
+    __syncthreads();
+#if OUT_APART
     const int OUT_PAD = D + 4;
     float* out = (float*)memory;
 #pragma unroll
@@ -418,32 +567,30 @@ KERNEL CLUSTER_OF(1, 1, SLICES) __launch_bounds__(THREADS, BLOCKS) void attend(
         *(float2*)to = make_float2(sums[n][0], sums[n][1]);
         *(float2*)(to + 8 * OUT_PAD) = make_float2(sums[n][2], sums[n][3]);
     }
-    cluster_arrive();
-    cluster_wait();
-    for (int i = tid; i < HEADS / SLICES * (D / 4); i += THREADS) {  // a block finishes some of the heads
-        int h = slice * (HEADS / SLICES) + i / (D / 4), c = i % (D / 4) * 4;
-        if (head + h >= H) continue;
-        float limit[SLICES], weight = 0, last = sink[head + h] * LOG2E, start = last;
-        float4 part[SLICES], sum = make_float4(0, 0, 0, 0);
-#pragma unroll
-        for (int r = 0; r < SLICES; ++r) {
-            limit[r] = remote_float(most + h, r), part[r] = remote_float4(out + h * OUT_PAD + c, r);
-            last = fmaxf(last, limit[r]);
-        }
-#pragma unroll
-        for (int r = 0; r < SLICES; ++r) {
-            float by = exp2f(limit[r] - last);
-            weight += remote_float(total + h, r) * by;
-            sum.x += part[r].x * by, sum.y += part[r].y * by, sum.z += part[r].z * by, sum.w += part[r].w * by;
-        }
-        weight = 1 / (weight + exp2f(start - last));
-        float2 v0 = turned_back(make_float2(sum.x * weight, sum.y * weight), c, cosine, sine);
-        float2 v1 = turned_back(make_float2(sum.z * weight, sum.w * weight), c + 2, cosine, sine);
-        *(float4*)(o + ((size_t)t * H + head + h) * D + c) = make_float4(v0.x, v0.y, v1.x, v1.y);
-    }
-    cluster_arrive();
-    cluster_wait();  // a block must not end while another reads its sums
+    Arrivals::send_ready();
+    __syncthreads();
+    if (tid < HEADS)
+        arrivals.send(tid / OWN_HEADS, own + (tid % OWN_HEADS * SLICES + slice) * D, out + tid * OUT_PAD, 4 * D);
 #else
+    cluster_arrive();  // nobody reads keys any more
+    cluster_wait();
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        int h = lane / 4 + 8 * half;
+        float* there = own + (h % OWN_HEADS * SLICES + slice) * D + group * GROUP_CHANNELS + lane % 4 * 2;
+#pragma unroll
+        for (int n = 0; n < GROUP_CHANNELS / 8; ++n)
+            arrivals.post(h / OWN_HEADS, there + 8 * n, make_float2(sums[n][2 * half], sums[n][2 * half + 1]));
+    }
+#endif
+    if (tid < HEADS)
+        arrivals.post(tid / OWN_HEADS, own_limits[tid % OWN_HEADS][slice], make_float2(most[tid], total[tid]));
+    arrivals.wait();
+    cluster_arrive();
+    finish<OWN_HEADS>(own, own_limits, head + slice * OWN_HEADS, sink, cosine, sine, o + (size_t)t * H * D);
+    cluster_wait();  // a block must not end while what it sends is read
+#else
+    __syncthreads();
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         int h = lane / 4 + 8 * half;
@@ -480,13 +627,19 @@ KERNEL void combine(const float* sums, const float* limits, const float* sink, c
 }
 #endif
 
-// All in float32, a head of a token a block: for --quality.
+// All in float32, a head of a token a block: for --quality. Grid (H, T), or (H + 1, T) as in a step.
 #define CHUNKS ((D / 8 + LANES - 1) / LANES)
 KERNEL void attend_exact(const float* q, const float* cosine, const float* sine, const u8* ring, long long stride,
                          const int* slots, int slot_step, const u8* fresh, int chunk, const u8* rows, const int* pages,
                          int page_step, const int* positions, const int* chosen, int picks, const float* sink,
-                         float eps, float* o) {
+                         float eps, float* o, const float* hc_sums, const float* hc_scale, const float* hc_base,
+                         int iterations, float hc_eps, float norm_eps, float* post, float* m) {
     TAKE_TURN();
+    if (blockIdx.x == H) {
+        WayBack back = {hc_sums, hc_scale, hc_base, iterations, hc_eps, norm_eps, post, m};
+        if (threadIdx.x == 0) way_back<STREAMS, HIDDEN>(back, blockIdx.y);
+        return;
+    }
     __shared__ __align__(16) float whole[D];
     __shared__ float sums[8][D], limits[8][2];
     int h = blockIdx.x, t = blockIdx.y, lane = lane_id(), group = group_id(), position = positions[t];

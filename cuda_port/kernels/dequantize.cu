@@ -89,9 +89,12 @@ KERNEL void dequantize(const u8* raw, OUT* out, size_t octets) {
     }
 }
 
-// halves of x, for products of halves.
-KERNEL void to_half(const float* x, __half* y, size_t count) {
+// halves of x, for products of halves; `rest`, if not null: halves of what those leave.
+KERNEL void to_half(const float* x, __half* y, __half* rest, size_t count) {
     AWAIT_TURN();
-    for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < count; i += (size_t)gridDim.x * blockDim.x)
-        y[i] = written(x[i], y);
+    for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < count; i += (size_t)gridDim.x * blockDim.x) {
+        __half half = written(x[i], y);
+        y[i] = half;
+        if (rest) rest[i] = written(x[i] - __half2float(half), rest);
+    }
 }

@@ -33,105 +33,160 @@ DEVICE void factors(const float* sums, float scale, const float* base, float hc_
 // block's pass; D = 2 PAIRS PASSES CLUSTER. sums [T, SUMS] are left to `way_back`.
 #define THREADS (N * PAIRS)
 #define GROUPS (THREADS / LANES)
+#define AHEAD (PASSES <= 4)         // all of fn that a thread needs is loaded at once, and its streams stay with it
+const int HELD = AHEAD ? PASSES : 1;
+
+// `factors` by lanes that hold the sums from `lane` on, and from LANES + `lane` on.
+DEVICE void factors_of(const float (&total)[2], float scale, const float (&base)[N], float hc_eps, float eps,
+                       float (&by)[N]) {
+    float gram[N][N], squares = 0, sum = 0;
+#pragma unroll
+    for (int n = 0; n < N; ++n) {
+        by[n] = lane_get(total[0], n);
+#pragma unroll
+        for (int k = n; k < N; ++k) {
+            const int at = M + n * N + k;
+            gram[n][k] = gram[k][n] = lane_get(total[at / LANES], at % LANES);
+        }
+    }
+#pragma unroll
+    for (int n = 0; n < N; ++n) squares += gram[n][n];
+    float r = rsqrtf(squares / (N * D) + eps);
+#pragma unroll
+    for (int n = 0; n < N; ++n) by[n] = __fdividef(1.f, 1.f + __expf(-(by[n] * r * scale + base[n]))) + hc_eps;
+#pragma unroll
+    for (int n = 0; n < N; ++n) {
+        float row = 0;
+#pragma unroll
+        for (int k = 0; k < N; ++k) row += by[k] * gram[n][k];
+        sum += by[n] * row;
+    }
+    r = rsqrtf(fmaxf(sum, 0.f) / D + eps);
+#pragma unroll
+    for (int n = 0; n < N; ++n) by[n] *= r;
+}
 
 KERNEL CLUSTER_OF(CLUSTER, 1, 1) __launch_bounds__(THREADS) void mix(
     float* streams, const Pair* fn, const float* y, const float* post, const float* m, int update, const float* scale,
     const float* base, const float* norm, float hc_eps, float eps, float* x, float* sums, int T) {
     PASS_TURN();
-    __shared__ float partial[GROUPS][LANES + 1], mine[SUMS], totals[SUMS], by[N], weights[N + N * N];
-    int tid = threadIdx.x, j = tid / PAIRS, rank = blockIdx.x;
-    Pair f[PASSES][M];
-    float2 weight[PASSES];
-    int at[PASSES];
+    __shared__ float partial[GROUPS][LANES + 1], weights[TOKENS][N + N * N];
+    __shared__ Mailbox<CLUSTER, SUMS> mail[TOKENS];
+    int tid = threadIdx.x, j = tid / PAIRS, rank = blockIdx.x, lane = lane_id();
+    if (tid < TOKENS) mail[tid].open();
+    cluster_arrive();
+    Pair f[HELD][M];
+    float2 weight[HELD], old[TOKENS][HELD][N], part[TOKENS][HELD];
+    auto at = [&](int p) { return (rank * PASSES + p) * PAIRS + tid % PAIRS; };
+    auto load_fn = [&](int p, int held) {
 #pragma unroll
-    for (int p = 0; p < PASSES; ++p) {
-        at[p] = (rank * PASSES + p) * PAIRS + tid % PAIRS;
+        for (int i = 0; i < M; ++i) f[held][i] = fn[(i * N + j) * (D / 2) + at(p)];
+    };
+    auto load_streams = [&](int k, int p, int held) {
+        int t = min((int)blockIdx.y * TOKENS + k, T - 1);
 #pragma unroll
-        for (int i = 0; i < M; ++i) f[p][i] = fn[(i * N + j) * (D / 2) + at[p]];
-        weight[p] = ((const float2*)norm)[at[p]];
-    }
+        for (int n = 0; n < N; ++n)
+            old[k][held][n] = ((const float2*)streams)[((size_t)t * N + n) * (D / 2) + at(p)];
+        if (update) part[k][held] = ((const float2*)y)[(size_t)t * (D / 2) + at(p)];
+    };
+    auto store_stream = [&](int t, int p, const float2 (&v)[N]) {
+#pragma unroll
+        for (int n = 0; n < N; ++n)
+            if (j == n) ((float2*)streams)[((size_t)t * N + n) * (D / 2) + at(p)] = v[n];
+    };
+#pragma unroll
+    for (int p = 0; AHEAD && p < PASSES; ++p) load_fn(p, p), weight[p] = ((const float2*)norm)[at(p)];
     float first_scale = scale[0], first_base[N];
 #pragma unroll
     for (int n = 0; n < N; ++n) first_base[n] = base[n];
+    cluster_wait();
     AWAIT_TURN();
-    for (int t = blockIdx.y * TOKENS; t < min((int)(blockIdx.y + 1) * TOKENS, T); ++t) {
-        float2 v[PASSES][N];
+#pragma unroll
+    for (int k = 0; k < TOKENS; ++k) {
+        int t = min((int)blockIdx.y * TOKENS + k, T - 1);
+#pragma unroll
+        for (int p = 0; AHEAD && p < PASSES; ++p) load_streams(k, p, p);
+        if (update && tid < N + N * N) weights[k][tid] = tid < N ? post[t * N + tid] : m[t * N * N + tid - N];
+    }
+    __syncthreads();
+#pragma unroll
+    for (int k = 0; k < TOKENS; ++k) {
+        int t = blockIdx.y * TOKENS + k;
         float values[LANES] = {};
-        float2 old[PASSES][N], part[PASSES];
-#pragma unroll
+#pragma unroll (HELD)
         for (int p = 0; p < PASSES; ++p) {
-#pragma unroll
-            for (int n = 0; n < N; ++n)
-                old[p][n] = ((const float2*)streams)[((size_t)t * N + n) * (D / 2) + at[p]];
-            if (update) part[p] = ((const float2*)y)[(size_t)t * (D / 2) + at[p]];
-        }
-        if (update && tid < N + N * N) weights[tid] = tid < N ? post[t * N + tid] : m[t * N * N + tid - N];
-        __syncthreads();
-#pragma unroll
-        for (int p = 0; p < PASSES; ++p) {
+            const int held = AHEAD ? p : 0;
+            if (!AHEAD) {
+                load_fn(p, 0), load_streams(k, p, 0);
+                __syncthreads();  // all have read what this pass overwrites
+            }
+            float2 own = make_float2(0, 0), v[N];
 #pragma unroll
             for (int n = 0; n < N; ++n) {
-                v[p][n] = old[p][n];
-                if (!update) continue;
-                v[p][n] = make_float2(weights[n] * part[p].x, weights[n] * part[p].y);
+                v[n] = old[k][held][n];
+                if (update) {
+                    v[n] = make_float2(weights[k][n] * part[k][held].x, weights[k][n] * part[k][held].y);
 #pragma unroll
-                for (int i = 0; i < N; ++i) {
-                    float by_stream = weights[N + i * N + n];
-                    v[p][n].x += by_stream * old[p][i].x, v[p][n].y += by_stream * old[p][i].y;
+                    for (int i = 0; i < N; ++i) {
+                        float by_stream = weights[k][N + i * N + n];
+                        v[n].x += by_stream * old[k][held][i].x, v[n].y += by_stream * old[k][held][i].y;
+                    }
                 }
+                if (j == n) own = v[n];
             }
-            float2 own = v[p][0];
-#pragma unroll
-            for (int n = 1; n < N; ++n)
-                if (j == n) own = v[p][n];
 #pragma unroll
             for (int i = 0; i < M; ++i) {
-                float2 number = numbers(f[p][i]);
+                float2 number = numbers(f[held][i]);
                 values[i] += own.x * number.x + own.y * number.y;
             }
 #pragma unroll
-            for (int n = 0; n < N; ++n) values[M + n] += own.x * v[p][n].x + own.y * v[p][n].y;
+            for (int n = 0; n < N; ++n) {
+                values[M + n] += own.x * v[n].x + own.y * v[n].y;
+                if (AHEAD) old[k][held][n] = v[n];
+            }
+            if (!AHEAD && update && t < T) store_stream(t, p, v);
         }
-        partial[group_id()][lane_id()] = lane_sums(values);
-        __syncthreads();  // also: all streams of these channels have been read
-        if (update) {
-#pragma unroll
-            for (int p = 0; p < PASSES; ++p)
-#pragma unroll
-                for (int n = 0; n < N; ++n)
-                    if (j == n) ((float2*)streams)[((size_t)t * N + n) * (D / 2) + at[p]] = v[p][n];
-        }
-        if (tid < SUMS) {  // products have a part of every group of lanes, row j of G has those of stream j
-            int row = (tid - M) / N, column = tid < M ? tid : M + (tid - M) % N;
+        if (k) __syncthreads();  // the last token's parts have been read
+        partial[group_id()][lane] = lane_sums(values);
+        __syncthreads();
+        for (int i = tid; i < CLUSTER * SUMS; i += THREADS) {
+            int to = i / SUMS, which = i % SUMS, row = (which - M) / N;  // row n of G has those of stream n
+            int column = which < M ? which : M + (which - M) % N;
             float sum = 0;
 #pragma unroll
             for (int g = 0; g < GROUPS; ++g)
-                sum += tid < M || g / (PAIRS / LANES) == row ? partial[g][column] : 0.f;
-            mine[tid] = sum;
+                sum += which < M || g / (PAIRS / LANES) == row ? partial[g][column] : 0.f;
+            mail[k].post(to, rank, which, sum);
         }
-        cluster_arrive();
-        cluster_wait();
-        if (tid < SUMS) {
-            float sum = 0;
+        if (update && t < T)  // all have read what this overwrites
 #pragma unroll
-            for (int r = 0; r < CLUSTER; ++r) sum += remote_float(&mine[tid], r);
-            totals[tid] = sum;
-            if (rank == 0) sums[t * SUMS + tid] = sum;
+            for (int p = 0; AHEAD && p < PASSES; ++p) store_stream(t, p, old[k][p]);
+    }
+#pragma unroll
+    for (int k = 0; k < TOKENS; ++k) {
+        int t = blockIdx.y * TOKENS + k;
+        mail[k].wait();
+        if (j || t >= T) continue;
+        float total[2] = {}, by[N];
+#pragma unroll
+        for (int r = 0; r < CLUSTER; ++r) {
+            if (lane < SUMS) total[0] += mail[k].values[r][lane];
+            if (lane + LANES < SUMS) total[1] += mail[k].values[r][lane + LANES];
         }
-        cluster_arrive();  // a block must not end while another reads its sums
-        __syncthreads();
-        if (tid == 0) factors(totals, first_scale, first_base, hc_eps, eps, by);
-        __syncthreads();
-        if (j == 0) {
+        factors_of(total, first_scale, first_base, hc_eps, eps, by);
+#pragma unroll (HELD)
+        for (int p = 0; p < PASSES; ++p) {
+            const int held = AHEAD ? p : 0;
+            if (!AHEAD) load_streams(k, p, 0), weight[0] = ((const float2*)norm)[at(p)];
+            float2 sum = make_float2(0, 0);
 #pragma unroll
-            for (int p = 0; p < PASSES; ++p) {
-                float2 sum = make_float2(0, 0);
-#pragma unroll
-                for (int n = 0; n < N; ++n) sum.x += by[n] * v[p][n].x, sum.y += by[n] * v[p][n].y;
-                ((float2*)x)[(size_t)t * (D / 2) + at[p]] = make_float2(sum.x * weight[p].x, sum.y * weight[p].y);
-            }
+            for (int n = 0; n < N; ++n) sum.x += by[n] * old[k][held][n].x, sum.y += by[n] * old[k][held][n].y;
+            ((float2*)x)[(size_t)t * (D / 2) + at(p)] = make_float2(sum.x * weight[held].x, sum.y * weight[held].y);
         }
-        cluster_wait();
+        if (rank == 0 && tid < LANES) {
+            if (lane < SUMS) sums[t * SUMS + lane] = total[0];
+            if (lane + LANES < SUMS) sums[t * SUMS + lane + LANES] = total[1];
+        }
     }
 }
 #else

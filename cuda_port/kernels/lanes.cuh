@@ -8,9 +8,16 @@
 #include <cuda_fp16.h>
 #endif
 
+// What the card can do that others cannot, as __CUDA_ARCH__ tells. DS4_PLAIN: nothing, to try here what runs there.
+#if defined(__CUDA_ARCH__) && !defined(DS4_PLAIN)
+#define DS4_ARCH __CUDA_ARCH__
+#else
+#define DS4_ARCH 0
+#endif
+
 // A step's kernels are launched before the ones in front of them have ended: each lets the next one begin, and then
 // waits until what is in front is done and its writes are seen. Weights may be read before.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+#if DS4_ARCH >= 900
 #define PASS_TURN() asm volatile("griddepcontrol.launch_dependents;")
 #define AWAIT_TURN() asm volatile("griddepcontrol.wait;" ::: "memory")
 #else
@@ -71,7 +78,7 @@ DEVICE float lane_max(float v) {
 }
 
 DEVICE u32 lanes_max(u32 v) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+#if DS4_ARCH >= 800
     return __reduce_max_sync(0xffffffffu, v);
 #else
     for (int mask = LANES / 2; mask; mask /= 2) v = max(v, lane_xor(v, mask));
@@ -81,10 +88,10 @@ DEVICE u32 lanes_max(u32 v) {
 
 DEVICE u32 lanes_min(u32 v) { return ~lanes_max(~v); }
 
-// A bit for each lane, of blocks of 32 threads.
+// A bit for each lane.
 DEVICE u32 lanes_where(bool v) {
 #if defined(__HIP__)
-    return (u32)__ballot(v);
+    return (u32)(__ballot(v) >> threadIdx.x % warpSize / LANES * LANES);
 #else
     return __ballot_sync(0xffffffffu, v);
 #endif
@@ -111,26 +118,27 @@ DEVICE float block_max(float v, float* shared) {
     return most;
 }
 
-template <int Half>
-DEVICE void lane_sums_from(float (&values)[LANES]) {
-    bool upper = lane_id() & Half;
+template <int Left, int Count>
+DEVICE void lane_sums_from(float (&values)[Count]) {
+    if constexpr (Left > 1) {
+        const int HALF = Left / 2, MASK = LANES / Count * HALF;
+        bool upper = lane_id() & MASK;
 #pragma unroll
-    for (int i = 0; i < Half; ++i) {
-        float given = upper ? values[i] : values[i + Half], kept = upper ? values[i + Half] : values[i];
-        values[i] = kept + lane_xor(given, Half);
+        for (int i = 0; i < HALF; ++i) {
+            float given = upper ? values[i] : values[i + HALF], kept = upper ? values[i + HALF] : values[i];
+            values[i] = kept + lane_xor(given, MASK);
+        }
+        lane_sums_from<HALF>(values);
     }
-    if (Half > 1) lane_sums_from<(Half > 1 ? Half / 2 : 1)>(values);
 }
 
-template <>
-DEVICE void lane_sums_from<1>(float (&values)[LANES]) {
-    bool upper = lane_id() & 1;
-    values[0] = (upper ? values[1] : values[0]) + lane_xor(upper ? values[0] : values[1], 1);
-}
-
-// values[i] of all lanes added up, for 32 i at once: lane i gets sum i. 31 exchanges where one sum takes 5.
-DEVICE float lane_sums(float (&values)[LANES]) {
-    lane_sums_from<LANES / 2>(values);
+// values[i] of all lanes added up, for `Count` i at once, a power of two: lanes l with l / (LANES / Count) = i get sum
+// i. For 32 it takes 31 exchanges where one sum takes 5.
+template <int Count>
+DEVICE float lane_sums(float (&values)[Count]) {
+    lane_sums_from<Count>(values);
+#pragma unroll
+    for (int mask = LANES / Count / 2; mask; mask /= 2) values[0] += lane_xor(values[0], mask);
     return values[0];
 }
 

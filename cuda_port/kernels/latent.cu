@@ -1,7 +1,6 @@
 // qr = rms(q) q_norm; row = pack(rotate(rms(kv) kv_norm)). One block a token and task, one thread a channel of the row.
 // `step` also takes a token of each of B sessions into their compressors: all between two products is one launch.
 #include "pool.cuh"
-#include "sinkhorn.cuh"
 
 DEVICE void normalise(const float* x, const float* norm, float* out, int width, float eps, float* shared) {
     float sum = 0;
@@ -67,14 +66,11 @@ DEVICE void compress(const Compressor& of, int b, int position, size_t state_at,
 }
 #endif
 
-#if defined(HIDDEN)
 // Tables: cosine, sine of the tokens; group_cosine, group_sine of the first positions of their groups. State sections
-// lie at `window` and the compressors' `state` plus slots[b] * stride. The last block of a session does what is left of
-// the hyper-connection before (sums ... m).
+// lie at `window` and the compressors' `state` plus slots[b] * stride.
 KERNEL void step(const float* q, const float* kv, const float* q_norm, const float* kv_norm, const float* cosine,
                  const float* sine, float* qr, u8* window, long long stride, const int* slots, const int* positions,
-                 float eps, const float* sums, const float* scale, const float* base, int iterations, float hc_eps,
-                 float norm_eps, float* post, float* m
+                 float eps
 #if RATIO
                  , const float* group_cosine, const float* group_sine, const int* pages, int page_count,
                  const float* k, const float* s, const float* ape, const float* norm, u8* state, u8* rows
@@ -89,11 +85,6 @@ KERNEL void step(const float* q, const float* kv, const float* q_norm, const flo
     int b = blockIdx.x, position = positions[b];
     size_t at = (size_t)slots[b] * stride, turn = (size_t)b * (R / 2);
     AWAIT_TURN();
-    if (blockIdx.y == gridDim.y - 1) {
-        WayBack back = {sums, scale, base, iterations, hc_eps, norm_eps, post, m};
-        if (threadIdx.x == 0) way_back<N, HIDDEN>(back, b);
-        return;
-    }
     if (blockIdx.y == 0) normalise(q + (size_t)b * Q, q_norm, qr + (size_t)b * Q, Q, eps, shared);
     if (blockIdx.y == 1)
         new_row(kv + (size_t)b * D, kv_norm, cosine + turn, sine + turn, window + at + (size_t)(position % RING) * ROW,
@@ -112,4 +103,3 @@ KERNEL void step(const float* q, const float* kv, const float* q_norm, const flo
 #endif
 #endif
 }
-#endif

@@ -5,7 +5,7 @@
 #define DS4_MMA
 #include "lanes.cuh"
 
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+#if DS4_ARCH >= 800
 #define DS4_MMA_PTX 1
 #endif
 

@@ -20,7 +20,7 @@ struct __align__(8) Duo { u32 w[2]; };
 // Weights are read once: they need not stay in the first cache.
 DEVICE Quad stream16(const u8* p) {
     Quad v;
-#if defined(__CUDA_ARCH__)
+#if DS4_ARCH
     asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0,%1,%2,%3}, [%4];"
                  : "=r"(v.w[0]), "=r"(v.w[1]), "=r"(v.w[2]), "=r"(v.w[3]) : "l"(p));
 #else
@@ -31,7 +31,7 @@ DEVICE Quad stream16(const u8* p) {
 
 DEVICE u32 stream4(const u8* p) {
     u32 v;
-#if defined(__CUDA_ARCH__)
+#if DS4_ARCH
     asm volatile("ld.global.nc.u32 %0, [%1];" : "=r"(v) : "l"(p));
 #else
     v = *(const u32*)p;
@@ -41,7 +41,7 @@ DEVICE u32 stream4(const u8* p) {
 
 DEVICE u16 stream2(const u8* p) {
     u16 v;
-#if defined(__CUDA_ARCH__)
+#if DS4_ARCH
     asm volatile("ld.global.nc.u16 %0, [%1];" : "=h"(v) : "l"(p));
 #else
     v = *(const u16*)p;
@@ -87,7 +87,7 @@ DEVICE void await_copies() {
 
 // The bytes of two words that the first four nibbles of `which` name; none of them is above 7.
 DEVICE u32 bytes_of(u32 low, u32 high, u32 which) {
-#if defined(__CUDA_ARCH__)
+#if DS4_ARCH
     u32 v;
     asm("prmt.b32 %0, %1, %2, %3;" : "=r"(v) : "r"(low), "r"(high), "r"(which));
     return v;
@@ -98,7 +98,7 @@ DEVICE u32 bytes_of(u32 low, u32 high, u32 which) {
 
 // sum + a . b over four signed bytes.
 DEVICE int dot4(u32 a, u32 b, int sum) {
-#if defined(__CUDA_ARCH__)
+#if DS4_ARCH
     return __dp4a((int)a, (int)b, sum);
 #else
     for (int i = 0; i < 4; ++i) sum += (int)(signed char)(a >> 8 * i) * (int)(signed char)(b >> 8 * i);
@@ -108,7 +108,7 @@ DEVICE int dot4(u32 a, u32 b, int sum) {
 
 // The same where a's bytes have no sign.
 DEVICE int dot4_unsigned(u32 a, u32 b, int sum) {
-#if defined(__CUDA_ARCH__)
+#if DS4_ARCH
     int d;
     asm("dp4a.u32.s32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(sum));
     return d;

@@ -1,30 +1,25 @@
 // selected = table[id], or the K best of p + bias; weight = scale p[selected] / sum of p[selected], p = sqrt(softplus).
-// 32 lanes a token. Macros: E experts, K chosen of them; N streams of HIDDEN channels. Chosen ones
+// 32 lanes a token. Macros: E experts, K chosen of them; STREAMS of HIDDEN channels. Chosen ones
 // ascend; of equal scores the lower expert wins.
+#include "cluster.cuh"
+#include "planes.cuh"
 #include "sinkhorn.cuh"
 
 #define EACH ((E + LANES - 1) / LANES)
 
 DEVICE float probability(float z) { return sqrtf(fmaxf(z, 0.f) + log1pf(expf(-fabsf(z)))); }
 
-// Grid (T, 2) in a step, whose second blocks do what is left of the hyper-connection before; (T) in a chunk.
-KERNEL void scored(const float* logits, const float* bias, int* selected, float* weight, float scale,
-                   const float* sums, const float* hc_scale, const float* base, int iterations, float hc_eps, float eps,
-                   float* post, float* m) {
-    TAKE_TURN();
-    int t = blockIdx.x, lane = lane_id();
-    if (blockIdx.y) {
-        WayBack back = {sums, hc_scale, base, iterations, hc_eps, eps, post, m};
-        if (lane == 0) way_back<N, HIDDEN>(back, t);
-        return;
-    }
+// The K best of a token, whose logit of expert e is logit(e).
+template <class Logit>
+DEVICE void choose(Logit logit, const float* bias, int* selected, float* weight, float scale) {
+    int lane = lane_id();
     float p[EACH];
     u32 key[EACH];  // as scores are ordered, above 0; 0 once chosen
     bool mine[EACH];
 #pragma unroll
     for (int i = 0; i < EACH; ++i) {
         int e = i * LANES + lane;
-        p[i] = e < E ? probability(logits[(size_t)t * E + e]) : 0.f;
+        p[i] = e < E ? probability(logit(e)) : 0.f;
         u32 bits = __float_as_uint(e < E ? p[i] + bias[e] + 0.f : -INFINITE);
         key[i] = e < E ? bits & 0x80000000u ? ~bits : bits | 0x80000000u : 0u;
         mine[i] = false;
@@ -51,24 +46,114 @@ KERNEL void scored(const float* logits, const float* bias, int* selected, float*
 #pragma unroll
     for (int i = 0; i < EACH; ++i) {
         u32 chosen = lanes_where(mine[i]);
-        int place = t * K + before + __popc(chosen & ((1u << lane) - 1));
+        int place = before + __popc(chosen & ((1u << lane) - 1));
         if (mine[i]) selected[place] = i * LANES + lane, weight[place] = p[i] / sum * scale;
         before += __popc(chosen);
     }
 }
 
-KERNEL void hashed(const float* logits, const int* table, const int* ids, int* selected, float* weight, float scale,
-                   const float* sums, const float* hc_scale, const float* base, int iterations, float hc_eps, float eps,
-                   float* post, float* m) {
+// Those that the table has for a token.
+template <class Logit>
+DEVICE void look_up(Logit logit, const int* table, int* selected, float* weight, float scale) {
+    int lane = lane_id(), expert = lane < K ? table[lane] : 0;
+    float p = lane < K ? probability(logit(expert)) : 0.f;
+    float sum = lane_sum(p);
+    if (lane < K) selected[lane] = expert, weight[lane] = p / sum * scale;
+}
+
+// Of logits [T, E]; bias or a table with ids. Grid (T, 2) in a step, whose second blocks do what is left of the
+// hyper-connection before; (T) in a chunk.
+KERNEL void scored(const float* logits, const float* bias, const int* table, const int* ids, int* selected,
+                   float* weight, float scale, const float* sums, const float* hc_scale, const float* base,
+                   int iterations, float hc_eps, float eps, float* post, float* m) {
     TAKE_TURN();
-    int t = blockIdx.x, lane = lane_id();
+    int t = blockIdx.x;
     if (blockIdx.y) {
         WayBack back = {sums, hc_scale, base, iterations, hc_eps, eps, post, m};
-        if (lane == 0) way_back<N, HIDDEN>(back, t);
+        if (threadIdx.x == 0) way_back<STREAMS, HIDDEN>(back, t);
         return;
     }
-    int expert = lane < K ? table[(size_t)ids[t] * K + lane] : 0;
-    float p = lane < K ? probability(logits[(size_t)t * E + expert]) : 0.f;
-    float sum = lane_sum(p);
-    if (lane < K) selected[t * K + lane] = expert, weight[t * K + lane] = p / sum * scale;
+    auto logit = [&](int e) { return logits[(size_t)t * E + e]; };
+    if (table) look_up(logit, table + (size_t)ids[t] * K, selected + t * K, weight + t * K, scale);
+    else choose(logit, bias, selected + t * K, weight + t * K, scale);
 }
+
+#if defined(CLUSTER)
+// A step with the logits' product, of halves: TOKENS are a cluster of CLUSTER blocks, a block HIDDEN / CLUSTER channels
+// of all experts, a group of lanes 16 of those; a last group does what is left of the hyper-connection before. The
+// weights are there before the token is, in registers and, 16 WORKERS (PIECES - HELD) bytes, in shared memory. They are
+// tiles of A, a token two columns of B, halves and what those leave; channels are taken in another order, the same for
+// both, so that a lane reads 16 bytes at a time.
+#define WORKERS (E * 2)                         // threads: a group of lanes for 16 experts
+#define THREADS (WORKERS + LANES)
+#define PART (HIDDEN / CLUSTER)                 // channels of a block
+#define PIECES (PART / 16)                      // of 16 bytes, for a lane, of its two experts' rows
+#define HELD (PIECES * 3 / 16 * 2)              // in registers
+#define PART_PAD (PART + 8)
+
+KERNEL CLUSTER_OF(CLUSTER, 1, 1) __launch_bounds__(THREADS, 1) void routed(
+    const float* x, const u8* gate, const float* bias, const int* table, const int* ids, int* selected, float* weight,
+    float scale, const float* sums, const float* hc_scale, const float* base, int iterations, float hc_eps, float eps,
+    float* post, float* m, int T) {
+    PASS_TURN();
+    extern __shared__ __align__(16) u8 memory[];
+    __shared__ Mailbox<CLUSTER, E> mail[TOKENS];
+    __shared__ __align__(16) __half token[2 * TOKENS][PART_PAD];
+    Quad held[HELD], *more = (Quad*)memory;
+    int tid = threadIdx.x, lane = lane_id(), rank = blockIdx.x, begin = blockIdx.y * TOKENS;
+    bool works = tid < WORKERS;
+    if (rank == 0 && tid < TOKENS) mail[tid].open();
+    cluster_arrive();
+    int expert = 16 * group_id() + lane / 4;
+#pragma unroll
+    for (int i = 0; i < PIECES; ++i) {
+        const u8* from = gate + 2 * ((size_t)(expert + i % 2 * 8) * HIDDEN + rank * PART + i / 2 * 32 + lane % 4 * 8);
+        if (!works) continue;
+        if (i < HELD) held[i] = stream16(from);
+        else copy16(more + (i - HELD) * WORKERS + tid, from);
+    }
+    copies_end();
+    cluster_wait();
+    AWAIT_TURN();
+    if (!works) {
+        WayBack back = {sums, hc_scale, base, iterations, hc_eps, eps, post, m};
+        if (rank == CLUSTER - 1 && lane < TOKENS && begin + lane < T) way_back<STREAMS, HIDDEN>(back, begin + lane);
+        return;
+    }
+    for (int i = tid; i < TOKENS * PART; i += WORKERS) {
+        int k = i / PART, c = i % PART;
+        float v = x[(size_t)min(begin + k, T - 1) * HIDDEN + rank * PART + c];
+        __half high = __float2half_rn(v);
+        token[2 * k][c] = high, token[2 * k + 1][c] = __float2half_rn(v - __half2float(high));
+    }
+    await_copies<0>();
+    meet<WORKERS>();
+    float sum[2][4] = {};
+#pragma unroll
+    for (int i = 0; i < PIECES; i += 2) {
+        Quad a = i < HELD ? held[i] : more[(i - HELD) * WORKERS + tid];
+        Quad b = i < HELD ? held[i + 1] : more[(i + 1 - HELD) * WORKERS + tid];
+        Quad v = {{0, 0, 0, 0}};
+        if (lane / 4 < 2 * TOKENS) v = *(const Quad*)&token[lane / 4][i / 2 * 32 + lane % 4 * 8];
+        u32 first[4] = {a.w[0], b.w[0], a.w[1], b.w[1]}, second[4] = {a.w[2], b.w[2], a.w[3], b.w[3]};
+        mma(sum[0], first, v.w[0], v.w[1]);
+        mma(sum[1], second, v.w[2], v.w[3]);
+    }
+    int own = lane % 4;  // columns 2k and 2k + 1 are the two of token k
+    if (own < TOKENS) {
+        mail[own].post(0, rank, expert, sum[0][0] + sum[0][1] + sum[1][0] + sum[1][1]);
+        mail[own].post(0, rank, expert + 8, sum[0][2] + sum[0][3] + sum[1][2] + sum[1][3]);
+    }
+    int k = group_id(), t = begin + k;
+    if (rank || k >= TOKENS || t >= T) return;
+    mail[k].wait();
+    auto logit = [&](int e) {
+        float z = 0;
+#pragma unroll
+        for (int r = 0; r < CLUSTER; ++r) z += mail[k].values[r][e];
+        return z;
+    };
+    if (table) look_up(logit, table + (size_t)ids[t] * K, selected + t * K, weight + t * K, scale);
+    else choose(logit, bias, selected + t * K, weight + t * K, scale);
+}
+#endif

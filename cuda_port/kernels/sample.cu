@@ -1,10 +1,12 @@
-// The next token of each row of logits: a block a row. Weights are whole numbers, 2^40 for the best token, so that
+// The next token of each row of logits: a cluster of CLUSTER blocks finds the best of a row, and the sum of its
+// exponentials; the rest, where a token is drawn, is for the first of them. Weights are whole numbers, 2^40 for the best token, so that
 // their sums are exact in any order; the token that a sum falls on is found digit by digit of the logits' bits, best
 // first.
-#include "lanes.cuh"
+#include "cluster.cuh"
 
 #define THREADS 1024
 #define ONE 1099511627776.0f  // 2^40
+#define COPIES 8              // of sums by digit: few groups of lanes then wait for one another
 
 DEVICE u32 ordered(float v) {  // as the floats are ordered, -0 equal to 0
     u32 bits = __float_as_uint(v + 0.f);
@@ -21,7 +23,7 @@ struct Place {
 };
 
 struct Shared {
-    u64 counts[256], base, sums[LANES];
+    u64 counts[COPIES][256], base, sums[LANES];
     u32 prefix, low, high;
     int id;
     float floats[LANES];
@@ -65,15 +67,19 @@ DEVICE void gather(Row& row, float least, u32* keys, int* ids, u64& listed, u64&
     u32 low = ~0u, high = 0;
     if (threadIdx.x == 0) shared.id = 0, shared.low = ~0u, shared.high = 0;
     __syncthreads();
-    for (int i = threadIdx.x; i < V; i += THREADS) {
-        u32 key = ordered(row.logits[i]);
-        if (!row.last.holds(key, i)) continue;
-        float share = row.share(key);
+    for (int first = threadIdx.x - lane_id(); first < V; first += THREADS) {
+        int i = first + lane_id();
+        u32 key = i < V ? ordered(row.logits[i]) : 0;
+        float share = i < V && row.last.holds(key, i) ? row.share(key) : 0.f;
         u64 weight = (u64)(share * ONE);
         every += weight;
-        if (!weight || share < least) continue;
+        bool wanted = weight && share >= least;
+        u32 where = lanes_where(wanted);
+        if (!where) continue;
+        int at = lane_id() ? 0 : atomicAdd(&shared.id, __popc(where));
+        at = lane_get(at, 0) + __popc(where & ((1u << lane_id()) - 1));
+        if (!wanted) continue;
         mine += weight;
-        int at = atomicAdd(&shared.id, 1);
         keys[at] = key, ids[at] = i;
         low = min(low, key), high = max(high, key);
     }
@@ -91,19 +97,23 @@ DEVICE Place pass(const Row& row, u64 target, u64& sum, Shared& shared) {
     for (int above = 32 - __clz((row.high - row.low) | 1); above;) {  // bits from `above` on are known
         int shift = max(above - 8, 0);
         __syncthreads();
-        for (int i = threadIdx.x; i < 256; i += THREADS) shared.counts[i] = 0;
+        for (int i = threadIdx.x; i < 256 * COPIES; i += THREADS) shared.counts[i / 256][i % 256] = 0;
         u32 held = shared.prefix;
         __syncthreads();
         for (int i = threadIdx.x; i < row.count; i += THREADS) {
             u32 key = row.key(i), from = key - row.low;
             if ((above < 32 && from >> above != held >> above) || !row.last.holds(key, row.id(i))) continue;
             u64 weight = row.weight(key);
-            if (weight) atomicAdd(&shared.counts[from >> shift & ((1 << (above - shift)) - 1)], weight);
+            int digit = from >> shift & ((1 << (above - shift)) - 1);
+            if (weight) atomicAdd(&shared.counts[group_id() % COPIES][digit], weight);
         }
+        __syncthreads();
+        if (threadIdx.x < 256)
+            for (int c = 1; c < COPIES; ++c) shared.counts[0][threadIdx.x] += shared.counts[c][threadIdx.x];
         __syncthreads();
         if (group_id() == 0) {  // lane l has digits 255 - 8 l ... downwards
             u64 mine = 0, base = shared.base;
-            for (int i = 0; i < 8; ++i) mine += shared.counts[255 - 8 * lane_id() - i];
+            for (int i = 0; i < 8; ++i) mine += shared.counts[0][255 - 8 * lane_id() - i];
             u64 before = mine;
             for (int by = 1; by < LANES; by *= 2) {
                 u64 other = lane_up(before, by);
@@ -112,7 +122,7 @@ DEVICE Place pass(const Row& row, u64 target, u64& sum, Shared& shared) {
             before += base - mine;
             if (before <= target && target < before + mine) {
                 int digit = 255 - 8 * lane_id();
-                while (before + shared.counts[digit] <= target) before += shared.counts[digit--];
+                while (before + shared.counts[0][digit] <= target) before += shared.counts[0][digit--];
                 shared.base = before, shared.prefix = held | (u32)digit << shift;
             }
         }
@@ -150,34 +160,76 @@ DEVICE Place pass(const Row& row, u64 target, u64& sum, Shared& shared) {
     return place;
 }
 
+// What a block finds in its part of a row: the best, the first token that has it, and of the plain distribution the
+// largest logit with the sum of exponentials below it.
+struct Found {
+    float best, most, sum;
+    int at;
+
+    DEVICE void join(const Found& other) {
+        if (other.best > best || (other.best == best && other.at < at)) best = other.best, at = other.at;
+        float next = fmaxf(most, other.most);
+        if (next == -INFINITE) return;
+        sum = (most == -INFINITE ? 0.f : sum * expf(most - next))
+            + (other.most == -INFINITE ? 0.f : other.sum * expf(other.most - next));
+        most = next;
+    }
+};
+
+DEVICE Found find(const float* logits, const float* plain, int begin, int end, Shared& shared) {
+    Found found = {-INFINITE, -INFINITE, 0, V};
+#pragma unroll 4
+    for (int i = begin + threadIdx.x; i < end; i += THREADS) {
+        float x = logits[i], y = plain[i];
+        if (x > found.best) found.best = x, found.at = i;
+        float next = fmaxf(found.most, y);
+        if (next > found.most) found.sum *= expf(found.most - next), found.most = next;
+        found.sum += y == -INFINITE ? 0.f : expf(y - found.most);  // what is not a number stays none
+    }
+    float best = block_max(found.best, shared.floats), most = block_max(found.most, shared.floats);
+    if (threadIdx.x == 0) shared.id = V;
+    __syncthreads();
+    if (found.best == best && found.at < V) atomicMin(&shared.id, found.at);
+    float mine = found.most > -INFINITE ? found.sum * expf(found.most - most) : 0.f;
+    float sum = block_sum(found.sum == found.sum ? mine : found.sum, shared.floats);
+    return Found{best, most, sum, shared.id};
+}
+
 // logits f32 [B, V], -inf where forbidden, plain [B, V] as the model gave them. settings f32 [B, 4]: uniform,
 // temperature, min_p, top_p; top_k [B]. token [B]; report [B, 2]: log-probability in the plain distribution, the
 // adjusted logit. next [B], if not null, gets the token too: the input of the following step. keys, ids [B, V]: to work
-// in.
-KERNEL __launch_bounds__(THREADS) void sample(const float* logits, const float* plain, const float* settings,
-                                              const int* top_k, int* token, float* report, int* next, u32* keys,
-                                              int* ids) {
-    TAKE_TURN();
+// in. Grid (CLUSTER, B).
+KERNEL CLUSTER_OF(CLUSTER, 1, 1) __launch_bounds__(THREADS) void sample(
+    const float* logits, const float* plain, const float* settings, const int* top_k, int* token, float* report,
+    int* next, u32* keys, int* ids) {
+    PASS_TURN();
     __shared__ Shared shared;
-    int b = blockIdx.x, at = V;
+    __shared__ Mailbox<CLUSTER, 4> mail;
+    int rank = blockIdx.x, b = blockIdx.y;
+    if (rank == 0 && threadIdx.x == 0) mail.open();
+    cluster_arrive();
+    cluster_wait();
+    AWAIT_TURN();
     logits += (size_t)b * V, plain += (size_t)b * V, settings += 4 * b;
-    float uniform = settings[0], temperature = settings[1], min_p = settings[2], top_p = settings[3];
-    float best = -INFINITE, most = -INFINITE, sum = 0;
-#pragma unroll 4
-    for (int i = threadIdx.x; i < V; i += THREADS) {
-        float x = logits[i], y = plain[i];
-        if (x > best) best = x, at = i;
-        float next = fmaxf(most, y);
-        if (next > most) sum *= expf(most - next), most = next;
-        sum += y == -INFINITE ? 0.f : expf(y - most);  // what is not a number stays none
+    const int PART = (V + CLUSTER - 1) / CLUSTER;
+    Found found = find(logits, plain, rank * PART, min((rank + 1) * PART, V), shared);
+    if (threadIdx.x < 4) {
+        float all[4] = {found.best, found.most, found.sum, __int_as_float(found.at)};
+        float mine = all[0];
+        for (int i = 1; i < 4; ++i)
+            if (threadIdx.x == i) mine = all[i];
+        mail.post(0, rank, threadIdx.x, mine);
     }
-    float mine = best, last = most;
-    best = block_max(best, shared.floats), most = block_max(most, shared.floats);
-    if (threadIdx.x == 0) shared.id = V;
-    __syncthreads();
-    if (mine == best && at < V) atomicMin(&shared.id, at);
-    sum = block_sum(last > -INFINITE ? sum * expf(last - most) : 0.f, shared.floats);
-    Place choice = {0, min(shared.id, V - 1)};
+    if (rank) return;
+    mail.wait();
+    found = Found{-INFINITE, -INFINITE, 0, V};
+    for (int r = 0; r < CLUSTER; ++r) {
+        const float* part = mail.values[r];
+        found.join(Found{part[0], part[1], part[2], __float_as_int(part[3])});
+    }
+    float best = found.best, most = found.most, sum = found.sum;
+    float uniform = settings[0], temperature = settings[1], min_p = settings[2], top_p = settings[3];
+    Place choice = {0, min(found.at, V - 1)};
     __syncthreads();
     if (temperature > 0 && top_p > 0) {
         Row row = {logits, 0, 0, V, 0, ~0u, best, fminf(fmaxf(temperature, 1e-30f), 1e30f), false, {0, V}};
@@ -188,7 +240,9 @@ KERNEL __launch_bounds__(THREADS) void sample(const float* logits, const float* 
             row.last = pass(row, k - 1, passed, shared);
             row.counting = false;
         }
-        gather(row, min_p, keys + (size_t)b * V, ids + (size_t)b * V, kept, all, shared);
+        // What shares less than this adds up to less than top_p leaves out: it need not be looked at.
+        float least = fmaxf(min_p, top_p < 1 ? 0.999f * (1 - top_p) / V : 0.f);
+        gather(row, least, keys + (size_t)b * V, ids + (size_t)b * V, kept, all, shared);
         if (top_p < 1) {
             u64 enough = max((u64)((float)all * top_p), (u64)1);
             if (enough <= kept) {  // else the least share decides

@@ -97,7 +97,7 @@ class Model:
                       *([layer.index_weights_proj] if choose else [])],
                   [latent, kv, *(a for pair in products for a in pair), *([weight] if choose else [])],
                   quality=self.exact)
-        fresh = self._take_in(i, layer, latent, kv, products, tables, batch, arena, qr, update)
+        fresh = self._take_in(i, layer, latent, kv, products, tables, batch, arena, qr)
         index_q = scratch.take("index.q", (T, c.index_n_heads * c.index_head_dim))
         ops.dense(qr, [layer.wq_b, *([layer.index_wq_b] if choose else [])], [q, *([index_q] if choose else [])],
                   quality=self.exact)
@@ -110,7 +110,8 @@ class Model:
                         arena.pools[i][0] if ratio else None, batch.pages if ratio else None, chosen,
                         batch.bound // ratio if ratio else 0)
         o = scratch.take("o", (T, c.num_attention_heads * c.head_dim))
-        ops.attend(q, kind, rows, batch.positions, layer.attn_sink, ratio, s, c.rms_norm_eps, self.exact, o)
+        back = ops.WayBack(layer.hc_attn, update) if isinstance(batch, Step) else None
+        ops.attend(q, kind, rows, batch.positions, layer.attn_sink, ratio, s, c.rms_norm_eps, self.exact, o, back)
         if isinstance(batch, Chunk):
             ops.keep_rows(fresh, arena.window(i)[batch.slot], batch.start, s)
         low = scratch.take("low", (T, c.o_groups * c.o_lora_rank))
@@ -119,7 +120,7 @@ class Model:
 
     def _take_in(self, i: int, layer: Layer, latent: "cp.ndarray", kv: "cp.ndarray",
                  products: "list[tuple[cp.ndarray, cp.ndarray]]", tables: "cp.ndarray", batch: Batch, arena: Arena,
-                 qr: "cp.ndarray", update: ops.Update) -> "cp.ndarray | None":
+                 qr: "cp.ndarray") -> "cp.ndarray | None":
         """qr, and into the state what a layer keeps of the tokens. A chunk's raw rows [T, row bytes] are returned, for
         the ring does not hold so many at once."""
         s, ratio, eps = self.sizes, layer.ratio, self.config.rms_norm_eps
@@ -127,8 +128,7 @@ class Model:
                        for j, w in enumerate(layer.compressors)]
         if isinstance(batch, Step):
             ops.latent_step(latent, kv, layer.norms, tables, qr, arena.window(i), arena.layout.slot_bytes, batch.slots,
-                            batch.positions, batch.pages, products, compressors, ratio, s, eps,
-                            ops.WayBack(layer.hc_attn, update))
+                            batch.positions, batch.pages, products, compressors, ratio, s, eps)
             return None
         fresh = scratch.take("fresh", (len(kv), s.row_bytes), np.uint8)
         ops.latent(latent, kv, layer.norms, tables[1 if ratio else 0], qr, fresh, s, eps)
@@ -142,11 +142,14 @@ class Model:
 
     def _experts(self, layer: Layer, x: "cp.ndarray", ids: "cp.ndarray", update: ops.Update, step: bool) -> None:
         c, T = self.config, len(x)
-        logits = scratch.take("router", (T, c.n_routed_experts))
         selected = scratch.take("selected", (T, c.num_experts_per_tok), np.int32)
         weight = scratch.take("weight", (T, c.num_experts_per_tok))
-        ops.dense(x, [layer.gate], [logits], quality=self.exact)
-        ops.route(logits, layer.gate_bias, layer.gate_tid2eid, ids, c.routed_scaling_factor, selected, weight,
-                  ops.WayBack(layer.hc_ffn, update) if step else None)
-        ops.experts(x, selected, weight, layer.w1, layer.w3, layer.w2, layer.shared, c.swiglu_limit,
-                    update.y,                    quality=self.exact)
+        how = layer.gate_bias, layer.gate_tid2eid, ids, c.routed_scaling_factor, selected, weight
+        if step:
+            ops.route_step(x, layer.gate, *how, ops.WayBack(layer.hc_ffn, update), self.exact)
+        else:
+            logits = scratch.take("router", (T, c.n_routed_experts))
+            ops.dense(x, [layer.gate], [logits], quality=self.exact)
+            ops.route(logits, *how)
+        ops.experts(x, selected, weight, layer.w1, layer.w3, layer.w2, layer.shared, c.swiglu_limit, update.y,
+                    quality=self.exact)

@@ -8,10 +8,13 @@ from ds4mlx.cuda_port.build import Defines, kernel
 from ds4mlx.cuda_port.device import cupy as cp
 from ds4mlx.cuda_port.forms import attention_slices
 from ds4mlx.cuda_port.launch import clusters, launch, processors
+from ds4mlx.cuda_port.ops.hyper_mix import NO_WAY_BACK, WayBack
 from ds4mlx.cuda_port.sizes import Sizes
 
 CHUNK_KEYS = 64      # of a tile
 STEP_HEADS = 16      # of a block; a token's keys are split over 8 blocks or fewer, the most that a cluster can have
+WIDE_HEADS, WIDE_GROUPS = 32, 8     # the same for many tokens of many keys: a key is unpacked for more heads at once
+WIDE_TOKENS, WIDE_KEYS = 4, 320     # from here on
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,41 +37,53 @@ class Rows:
 
 
 def attend(q: "cp.ndarray", table: "cp.ndarray", rows: Rows, positions: "cp.ndarray", sink: "cp.ndarray", ratio: int,
-           sizes: Sizes, eps: float, exact: bool, o: "cp.ndarray") -> None:
+           sizes: Sizes, eps: float, exact: bool, o: "cp.ndarray", back: WayBack | None = None) -> None:
     """o[t, h] = softmax over the keys that t sees, and the sink, of q[t, h] . key / sqrt(D), times the keys.
 
     q f32 [T, H D] as projected: heads are divided by their rms and rotated; outputs are rotated back. table f32
     [2, T, P]; positions i32 [T]; sink f32 [H]; o f32 [T, H D]. Halves in the products unless `exact`, or rows
-    are floats.
+    are floats. back: of attention's hyper-connection, in a step.
     """
     T, H, D = len(q), sizes.heads, sizes.head_dim
     chunk = rows.fresh is not None
     picks = 0 if rows.chosen is None else rows.chosen.shape[1]
     defines = (*sizes.defines(ratio), ("H", H), ("WIDTH", sizes.window), ("CHOSEN", int(rows.chosen is not None)))
-    state = rows.window, c_longlong(rows.slot_bytes), rows.slots
+    state, last = (rows.window, c_longlong(rows.slot_bytes), rows.slots), back.arguments() if back else NO_WAY_BACK
+    defines += back.defines() if back else (("STREAMS", 1), ("HIDDEN", 1))
     if exact or not sizes.packed:
         page_step = 0 if chunk or rows.pages is None else rows.pages.shape[1]
-        launch(kernel("attend", "attend_exact", (*defines, *_form(False, 16, 64, 4))), (H, T), (256,),
+        launch(kernel("attend", "attend_exact", (*defines, *_form(False, 16, 64, 4))), (H + bool(back), T), (256,),
                (q, table[0], table[1], *state, not chunk, rows.fresh, chunk, rows.pool, rows.pages, page_step,
-                positions, rows.chosen, picks, sink, eps, o))
+                positions, rows.chosen, picks, sink, eps, o, *last))
     elif chunk:
         heads, groups = (64, 16) if H % 64 == 0 else (16, 4)
-        shared = 2 * (CHUNK_KEYS + heads) * (D + 8) + 4 * heads * (CHUNK_KEYS + 4) + 2 * heads * (CHUNK_KEYS + 8) \
-            + 12 * heads + CHUNK_KEYS * sizes.row_bytes
+        shared = _chunk_bytes(heads, sizes)
         launch(kernel("attend", "attend", (*defines, *_form(False, heads, CHUNK_KEYS, groups)), shared),
                (-(-H // heads), T), (32 * groups,),
                (q, table[0], table[1], *state, rows.fresh, rows.pool, rows.pages, positions, rows.chosen, picks, sink,
                 eps, o), shared)
     else:
-        _attend_step(q, table, rows, positions, picks, sink, defines, sizes, eps, o)
+        _attend_step(q, table, rows, positions, picks, sink, defines, sizes, eps, o, last)
 
 
 def _attend_step(q: "cp.ndarray", table: "cp.ndarray", rows: Rows, positions: "cp.ndarray", picks: int,
-                 sink: "cp.ndarray", defines: Defines, sizes: Sizes, eps: float, o: "cp.ndarray") -> None:
+                 sink: "cp.ndarray", defines: Defines, sizes: Sizes, eps: float, o: "cp.ndarray",
+                 last: "tuple[cp.ndarray | int | float | None, ...]") -> None:
     T, H = len(q), len(sink)
     D, clustered = q.shape[1] // H, clusters()
-    sums, limits, blocks = None, None, -(-H // STEP_HEADS)
     keys = sizes.window + min(rows.most, picks or rows.most)    # of a token, at most
+    args = [q, table[0], table[1], rows.window, c_longlong(rows.slot_bytes), rows.slots, rows.pool, rows.pages,
+            0 if rows.pages is None else rows.pages.shape[1], positions, rows.chosen, picks, sink, eps, o]
+    back = last[0] is not None
+    if clustered and H % WIDE_HEADS == 0 and T >= WIDE_TOKENS and keys > WIDE_KEYS:
+        slices = 8 if T < 2 * WIDE_TOKENS else 4
+        shared = _chunk_bytes(WIDE_HEADS, sizes) + 4 * WIDE_HEADS * D
+        wide = (*defines, ("STEP", 2), ("HEADS", WIDE_HEADS), ("KEYS", CHUNK_KEYS), ("GROUPS", WIDE_GROUPS),
+                ("SLICES", slices), ("BLOCKS", 1))
+        launch(kernel("attend", "attend", wide, shared), (H // WIDE_HEADS + back, T, slices), (32 * WIDE_GROUPS,),
+               (*args, None, None, *last), shared)
+        return
+    sums, limits, blocks = None, None, -(-H // STEP_HEADS)
     slices, together, tile = attention_slices(blocks, T, keys, processors())
     if not clustered:
         sums = scratch.take("attend.sums", (T, H, slices, D))
@@ -78,12 +93,16 @@ def _attend_step(q: "cp.ndarray", table: "cp.ndarray", rows: Rows, positions: "c
     middle = max(2 * STEP_HEADS * (D + 8), 16 * STEP_HEADS * (tile + 4))
     shared = 2 * tile * (D + 8) + middle + 2 * STEP_HEADS * (tile + 8) + 12 * STEP_HEADS + 8 * tile \
         + 4 * STEP_HEADS * D * (clustered and together == 1)
-    launch(kernel("attend", "attend", defines, shared), (blocks, T, slices), (256,),
-           (q, table[0], table[1], rows.window, c_longlong(rows.slot_bytes), rows.slots, rows.pool, rows.pages,
-            0 if rows.pages is None else rows.pages.shape[1], positions, rows.chosen, picks, sink, eps, o, sums,
-            limits), shared)
+    launch(kernel("attend", "attend", defines, shared), (blocks + back, T, slices), (256,),
+           (*args, sums, limits, *last), shared)
     if not clustered:
         launch(kernel("attend", "combine", defines), (H, T), (D // 2,), (sums, limits, sink, table[0], table[1], o))
+
+
+def _chunk_bytes(heads: int, sizes: Sizes) -> int:
+    """Shared memory of a block of so many heads."""
+    return 2 * (CHUNK_KEYS + heads) * (sizes.head_dim + 8) + 4 * heads * (CHUNK_KEYS + 4) \
+        + 2 * heads * (CHUNK_KEYS + 8) + 12 * heads + CHUNK_KEYS * sizes.row_bytes
 
 
 def _form(step: bool, heads: int, keys: int, groups: int) -> Defines:

@@ -13,6 +13,7 @@ from ds4mlx.cuda_port.weight import Weight
 from ds4mlx.gguf.blocks import BLOCK_TYPES
 
 DECODE_TOKENS = 16          # at most
+FINE_TOKENS = 1024          # up to here 22 bits of x are multiplied: chunks of a prompt are longer, where it counts
 MATRICES = 8                # at most, in one launch
 THREADS = 512
 SLAB_WEIGHTS = 1 << 26      # decoded at a time for GEMM
@@ -31,15 +32,15 @@ def dense(x: "cp.ndarray", weights: list[Weight], out: list["cp.ndarray"], group
     """out[i] = x W_i^T.
 
     x f32 [T, K] for matrices of [N_i, K]; out f32 [T, N_i]. With `groups` G, x is [T, G K], and G consecutive blocks of
-    N_i / G rows apply to K columns each. Up to 16 tokens x has 16 bits (3e-5 of y); beyond, x and W are rounded to
-    halves (3e-4 of y), with `quality` they are float32.
+    N_i / G rows apply to K columns each. Up to 16 tokens x has 16 bits (3e-5 of y), up to FINE_TOKENS 22. Beyond, it is
+    rounded to halves (3e-4 of y), as W is for more than 16. With `quality` they are float32.
     """
     pairs = list(zip(weights, out, strict=True))
     if x.shape[0] > DECODE_TOKENS:
         if all(w.shape[1] % 8 == 0 for w in weights):
-            x = x if quality else halved(x)
+            parts = (x,) if quality else halved(x, x.shape[0] <= FINE_TOKENS)
             for w, y in pairs:
-                many(x, w, y, groups)
+                many(parts, w, y, groups)
             return
         fast = []
     else:
@@ -51,11 +52,11 @@ def dense(x: "cp.ndarray", weights: list[Weight], out: list["cp.ndarray"], group
             plain(x, w, y, groups=groups)
 
 
-def halved(x: "cp.ndarray") -> "cp.ndarray":
-    """x in f16, until the next call."""
-    halves = take("halves", x.shape, np.float16)
-    to_half(x, halves)
-    return halves
+def halved(x: "cp.ndarray", fine: bool = False) -> "tuple[cp.ndarray, ...]":
+    """x in f16, until the next call; `fine`: in two parts that add up to 22 bits of it."""
+    parts = tuple(take(name, x.shape, np.float16) for name in ("halves", "halves.rest")[:1 + fine])
+    to_half(x, *parts)
+    return parts
 
 
 def plain(x: "cp.ndarray", w: Weight, out: "cp.ndarray", matrices: "cp.ndarray | None" = None, share: int = 1,
@@ -96,29 +97,32 @@ def _launch(x: "cp.ndarray", pairs: list[tuple[Weight, "cp.ndarray"]], groups: i
     launch(kernel("dense_matmul", "decode", form.defines, form.shared_bytes), form.grid(tiles, groups, limits()),
            (THREADS,), [x, job], form.shared_bytes)
 
-def many(x: "cp.ndarray", w: Weight, out: "cp.ndarray", groups: int = 1) -> None:
-    """out = x W^T, W decoded by slabs of rows into the type of x, f16 or f32 [T, G K]; added up in float32."""
+def many(parts: "tuple[cp.ndarray, ...]", w: Weight, out: "cp.ndarray", groups: int = 1) -> None:
+    """out = x W^T, x f16 or f32 [T, G K] the sum of its parts, W decoded by slabs of rows into their type; added up in
+    float32."""
     n, k = w.shape[0] // groups, w.shape[1]
     slab = max(1, min(n, SLAB_WEIGHTS // k))
     for g in range(groups):
         for start in range(0, n, slab):
             count, row = min(slab, n - start), g * n + start
-            if w.kind == "F16" and x.dtype == np.float16:
+            if w.kind == "F16" and parts[0].dtype == np.float16:
                 matrix = w.raw[row:row + count].view(np.float16)
             else:
-                matrix = take("decoded", (count, k), x.dtype)
+                matrix = take("decoded", (count, k), parts[0].dtype)
                 dequantize(w, row, matrix)
-            gemm(matrix, x[:, g * k:(g + 1) * k], out[:, row:row + count])
+            for i, x in enumerate(parts):
+                gemm(matrix, x[:, g * k:(g + 1) * k], out[:, row:row + count], add=i > 0)
 
 
-def gemm(w: "cp.ndarray", x: "cp.ndarray", out: "cp.ndarray") -> None:
-    """out f32 [T, N] = x [T, K] W [N, K]^T, both f16 or both f32; rows of x and out may be parts of longer ones."""
+def gemm(w: "cp.ndarray", x: "cp.ndarray", out: "cp.ndarray", add: bool = False) -> None:
+    """out f32 [T, N] = x [T, K] W [N, K]^T, or is added to; both f16 or both f32; rows of x and out may be parts of
+    longer ones."""
     from cupy_backends.cuda.libs import cublas
     kind = cp.cuda.runtime.CUDA_R_16F if w.dtype == np.float16 else cp.cuda.runtime.CUDA_R_32F
     handle = cp.cuda.device.get_cublas_handle()
-    one, zero = np.ones(1, np.float32), np.zeros(1, np.float32)
+    one, kept = np.ones(1, np.float32), np.full(1, add, np.float32)
     cublas.setPointerMode(handle, cublas.CUBLAS_POINTER_MODE_HOST)
     cublas.gemmEx(handle, cublas.CUBLAS_OP_T, cublas.CUBLAS_OP_N, w.shape[0], x.shape[0], w.shape[1], one.ctypes.data,
-                  w.data.ptr, kind, w.shape[1], x.data.ptr, kind, x.strides[0] // x.itemsize, zero.ctypes.data,
+                  w.data.ptr, kind, w.shape[1], x.data.ptr, kind, x.strides[0] // x.itemsize, kept.ctypes.data,
                   out.data.ptr, cp.cuda.runtime.CUDA_R_32F, out.strides[0] // 4, cublas.CUBLAS_COMPUTE_32F,
                   cublas.CUBLAS_GEMM_DEFAULT)

@@ -43,11 +43,11 @@ def dequantize(w: Weight, start: int, out: "cp.ndarray") -> None:
            [w.raw[start:start + len(out)], out, ctypes.c_size_t(octets)])
 
 
-def to_half(x: "cp.ndarray", out: "cp.ndarray") -> None:
-    """out f16 = x f32, saturating."""
+def to_half(x: "cp.ndarray", out: "cp.ndarray", rest: "cp.ndarray | None" = None) -> None:
+    """out f16 = x f32, saturating; rest f16 = x - out."""
     macros = (("KIND", 0), ("WIDTH", 8), ("OUT", "__half"), ("ARRANGED", 0))
     launch(kernel("dequantize", "to_half", macros), (min(-(-x.size // 256), 32 * processors()),), (256,),
-           [x, out, ctypes.c_size_t(x.size)])
+           [x, out, rest, ctypes.c_size_t(x.size)])
 
 
 def _macros(w: Weight, real: str) -> tuple[tuple[str, int | str], ...]:

@@ -46,7 +46,7 @@ def _tiles(x, selected, weight, w1, w3, w2, shared, limit, out):
     order, place = take("experts.order", (pairs,), np.int32), take("experts.place", (pairs,), np.int32)
     table = take("experts.table", (most, 3), np.int32)
     _between("group", (1,), (1024,), [selected, pairs, stack, size, most, order, place, table])
-    x = halved(x)
+    (x,) = halved(x)
     _shared_many(x, shared, limit, out)
     mid, parts = take("experts.pairs", (pairs, rows), np.float16), take("experts.parts", (pairs, width))
     _launch_tiles(w1, 1, size, most, [x, order, table, weight, w1.raw, w3.raw, float(limit), mid], slots)
@@ -66,10 +66,10 @@ def _shared_many(x: "cp.ndarray", shared: tuple[Weight, Weight, Weight], limit: 
     tokens, rows = x.shape[0], shared[0].shape[0]
     gate, up = take("experts.gate", (tokens, rows)), take("experts.up", (tokens, rows))
     mid = take("experts.shared", (tokens, rows), np.float16)
-    many(x, shared[0], gate)
-    many(x, shared[1], up)
+    many((x,), shared[0], gate)
+    many((x,), shared[1], up)
     _join(gate, up, None, limit, mid)
-    many(mid, shared[2], out)
+    many((mid,), shared[2], out)
 
 
 def _plain(x, selected, weight, w1, w3, w2, shared, limit, out, quality):

@@ -7,6 +7,7 @@ from ds4mlx.cuda_port.launch import clusters, launch, processors
 from ds4mlx.cuda_port.weight import Weight
 
 LANES = 32
+MOST_BLOCKS = 8     # of a cluster
 MOST_PAIRS = 128    # of channels of each stream, a block of a cluster that is a token's
 CHUNK_TOKENS = 8    # of a longer chunk, a block,
 CHANNELS = 64       # which takes so many channels at a time
@@ -50,7 +51,7 @@ class WayBack:
         return update.sums, of.scale, of.base, of.iterations, of.hc_eps, of.eps, update.post, update.m
 
     def defines(self) -> Defines:
-        return ("N", self.update.post.shape[1]), ("HIDDEN", self.update.y.shape[1])
+        return ("STREAMS", self.update.post.shape[1]), ("HIDDEN", self.update.y.shape[1])
 
 
 NO_WAY_BACK = (None, None, None, 0, 0.0, 0.0, None, None)
@@ -82,8 +83,8 @@ def hyper_mix(streams: "cp.ndarray", of: Connection, update: Update, first: bool
 
 def _shares(D: int) -> tuple[int, int]:
     """Blocks that share a token's channels, and pairs of them that a block takes at a time, a thread each."""
-    for cluster in (8, 4, 2, 1) if clusters() else (1,):
-        for pairs in range(MOST_PAIRS, 0, -LANES):
-            if D % (2 * pairs * cluster) == 0:
-                return cluster, pairs
-    raise ValueError(f"hyper_mix: {D} channels, needed a multiple of {2 * LANES}")
+    shares = [(cluster, pairs) for cluster in range(MOST_BLOCKS if clusters() else 1, 0, -1)
+              for pairs in range(MOST_PAIRS, 0, -LANES) if D % (2 * pairs * cluster) == 0]
+    if not shares:
+        raise ValueError(f"hyper_mix: {D} channels, needed a multiple of {2 * LANES}")
+    return max(shares, key=lambda share: share[0] * share[1])

@@ -6,7 +6,6 @@ from ctypes import c_longlong
 from ds4mlx.cuda_port.build import kernel
 from ds4mlx.cuda_port.device import cupy as cp
 from ds4mlx.cuda_port.launch import launch
-from ds4mlx.cuda_port.ops.hyper_mix import WayBack
 from ds4mlx.cuda_port.sizes import Sizes
 
 
@@ -47,23 +46,22 @@ def keep_rows(rows: "cp.ndarray", ring: "cp.ndarray", start: int, sizes: Sizes) 
 def latent_step(q: "cp.ndarray", kv: "cp.ndarray", norms: Norms, tables: "cp.ndarray", qr: "cp.ndarray",
                 window: "cp.ndarray", slot_bytes: int, slots: "cp.ndarray", positions: "cp.ndarray",
                 pages: "cp.ndarray", products: "list[tuple[cp.ndarray, cp.ndarray]]", compressors: list[Compressor],
-                ratio: int, sizes: Sizes, eps: float, back: WayBack) -> None:
+                ratio: int, sizes: Sizes, eps: float) -> None:
     """A token of each of B sessions: `latent` with rows into the windows' rings, and k, s [B, columns] of `products`
     into the compressors' rings, with the rows that they complete into the pools.
 
     tables as `tables` gives them; slots, positions i32 [B]; pages i32 [B, P]; window u8 [slots, slot bytes] from where
-    the layer's rings begin; back: of attention's hyper-connection. One launch.
+    the layer's rings begin. One launch.
     """
     kind = 1 if ratio else 0
     args = [q, kv, norms.q, norms.kv, tables[kind, 0], tables[kind, 1], qr, window, c_longlong(slot_bytes), slots,
-            positions, eps, *back.arguments()]
+            positions, eps]
     if ratio:
         group = tables[2 if ratio == 4 else 3]
         args += [group[0], group[1], pages, pages.shape[1]]
     for (k, s), c in zip(products, compressors, strict=True):
         args += [k, s, c.ape, c.norm, c.state, c.rows]
-    launch(kernel("latent", "step", (*_defines(sizes, ratio), *back.defines())), (len(q), 3 + len(compressors)),
-           (_threads(sizes),), args)
+    launch(kernel("latent", "step", _defines(sizes, ratio)), (len(q), 2 + len(compressors)), (_threads(sizes),), args)
 
 
 def _threads(sizes: Sizes) -> int:

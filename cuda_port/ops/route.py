@@ -1,8 +1,15 @@
 """Which experts a token goes to, and how much each of them counts."""
+from ds4mlx.cuda_port import scratch
 from ds4mlx.cuda_port.build import kernel
 from ds4mlx.cuda_port.device import cupy as cp
-from ds4mlx.cuda_port.launch import launch
+from ds4mlx.cuda_port.launch import clusters, launch
+from ds4mlx.cuda_port.ops.dense_matmul import dense
 from ds4mlx.cuda_port.ops.hyper_mix import NO_WAY_BACK, WayBack
+from ds4mlx.cuda_port.weight import Weight
+
+LANES = 32
+CLUSTER = 8             # blocks that share a token's channels
+BLOCK_BYTES = 256 << 10     # of the gate, at most: a part of them in registers
 
 
 def route(logits: "cp.ndarray", bias: "cp.ndarray | None", table: "cp.ndarray | None", ids: "cp.ndarray", scale: float,
@@ -13,7 +20,30 @@ def route(logits: "cp.ndarray", bias: "cp.ndarray | None", table: "cp.ndarray | 
     weight f32 [T, k]. back: of the experts' hyper-connection, in a step.
     """
     (T, E), k = logits.shape, selected.shape[1]
-    defines = (("E", E), ("K", k), *(back.defines() if back else (("N", 1), ("HIDDEN", 1))))
-    entry, how = ("scored", (bias,)) if table is None else ("hashed", (table, ids))
-    launch(kernel("route", entry, defines), (T, 2 if back else 1), (32,),
-           (logits, *how, selected, weight, scale, *(back.arguments() if back else NO_WAY_BACK)))
+    defines = (("E", E), ("K", k), *(back.defines() if back else (("STREAMS", 1), ("HIDDEN", 1))))
+    launch(kernel("route", "scored", defines), (T, 2 if back else 1), (LANES,),
+           (logits, bias, table, ids, selected, weight, scale, *(back.arguments() if back else NO_WAY_BACK)))
+
+
+def route_step(x: "cp.ndarray", gate: Weight, bias: "cp.ndarray | None", table: "cp.ndarray | None",
+               ids: "cp.ndarray", scale: float, selected: "cp.ndarray", weight: "cp.ndarray", back: WayBack,
+               exact: bool) -> None:
+    """`route` of x f32 [T, D] times gate [E, D], T at most 16: one launch where a cluster can hold the gate."""
+    (T, D), E, k = x.shape, gate.shape[0], selected.shape[1]
+    if not (clusters() and gate.kind == "F16" and _held(E, D)):
+        logits = scratch.take("router", (T, E))
+        dense(x, [gate], [logits], quality=exact)
+        route(logits, bias, table, ids, scale, selected, weight, back)
+        return
+    tokens = next(n for n in (1, 2, 4) if T <= 4 * n)
+    defines = (("E", E), ("K", k), *back.defines(), ("CLUSTER", CLUSTER), ("TOKENS", tokens))
+    pieces = D // CLUSTER // 16
+    shared = 16 * 2 * E * (pieces - pieces * 3 // 16 * 2)   # what is not in registers
+    launch(kernel("route", "routed", defines, shared), (CLUSTER, -(-T // tokens)), (2 * E + LANES,),
+           (x, gate.raw, bias, table, ids, selected, weight, scale, *back.arguments(), T), shared)
+
+
+def _held(experts: int, channels: int) -> bool:
+    part = channels // CLUSTER
+    return (experts % 16 == 0 and 2 * experts + LANES <= 1024 and part % 32 == 0 and part * CLUSTER == channels
+            and 2 * experts * part <= BLOCK_BYTES)

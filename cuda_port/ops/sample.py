@@ -4,7 +4,9 @@ import numpy as np
 from ds4mlx.cuda_port import scratch
 from ds4mlx.cuda_port.build import kernel
 from ds4mlx.cuda_port.device import cupy as cp
-from ds4mlx.cuda_port.launch import launch
+from ds4mlx.cuda_port.launch import clusters, launch
+
+CLUSTER = 8     # blocks that look through a row
 
 
 def sample(logits: "cp.ndarray", plain: "cp.ndarray", settings: "cp.ndarray", top_k: "cp.ndarray", token: "cp.ndarray",
@@ -16,6 +18,7 @@ def sample(logits: "cp.ndarray", plain: "cp.ndarray", settings: "cp.ndarray", to
     its adjusted logit. following i32 [B] gets the token too.
     """
     B, V = logits.shape
-    launch(kernel("sample", "sample", (("V", V),)), (B,), (1024,),
+    cluster = CLUSTER if clusters() else 1
+    launch(kernel("sample", "sample", (("V", V), ("CLUSTER", cluster))), (cluster, B), (1024,),
            (logits, plain, settings, top_k, token, report, following, scratch.take("sample.keys", (B, V), np.uint32),
             scratch.take("sample.ids", (B, V), np.int32)))

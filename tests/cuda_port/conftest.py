@@ -6,7 +6,21 @@ import pytest
 from oracle.model_file import write_oracle
 
 ORACLE = Path(__file__).parents[1] / "oracle"
-NEED_CARD = ("test_cuda_ops.py", "test_cuda_oracle.py", "test_cuda_engine.py", "test_cuda_products.py")
+NEED_CARD = ("test_cuda_ops.py", "test_cuda_oracle.py", "test_cuda_engine.py", "test_cuda_products.py",
+             "test_cuda_and_mlx.py")
+
+
+def pytest_addoption(parser):
+    parser.addoption("--plain", action="store_true", help="without tensor cores, clusters and early launches, as on "
+                     "cards that lack them; of tests/cuda_port")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def plain(request):
+    if request.config.getoption("--plain", default=False):
+        from ds4mlx.cuda_port import build, launch
+        build.OPTIONS += ("-DDS4_PLAIN",)
+        launch.can_overlap = lambda: False
 
 
 def has_card() -> bool:

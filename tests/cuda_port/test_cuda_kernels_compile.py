@@ -8,7 +8,7 @@ import pytest
 
 KERNELS = Path(__file__).parents[2] / "cuda_port" / "kernels"
 ROWS = "D=512 R=64 ROW=584 PACKED=1 RATIO=4 PAGE_ROWS=512 RING=136"
-ATTEND = f"{ROWS} H=64 WIDTH=128 CHOSEN=1"
+ATTEND = f"{ROWS} H=64 WIDTH=128 CHOSEN=1 STREAMS=4 HIDDEN=4096"
 HYPER = "N=4 D=4096 M=24 FN_HALF=1"
 DENSE = "PLAIN=0 K=4096 HAS_Q8=1 HAS_F16=1"
 GATE_UP, DOWN = "GATE_UP=1 WIDTH=4096 ROWS=2048 SLOTS=6", "GATE_UP=0 WIDTH=2048 ROWS=4096 SLOTS=6"
@@ -25,19 +25,21 @@ CASES = {
         for form in ("0 MOST=1 WIDE_CODEBOOK=0", "0 MOST=4 WIDE_CODEBOOK=0", "1 M=1", "1 M=4"))],
     "attend": [f"{ATTEND} STEP=1 KEYS=80 GROUPS=8 CLUSTERED=0 SLICES=8 BLOCKS=1",
                f"{ATTEND} STEP=0 HEADS=64 KEYS=64 GROUPS=16"],
-    "latent": [f"{ROWS} Q=1024 INDEX_WIDTH=128 INDEX_ROW=68 N=4 HIDDEN=4096"],
+    "latent": [f"{ROWS} Q=1024 INDEX_WIDTH=128 INDEX_ROW=68"],
     "compress": ["RATIO=4 M=2 W=512 R=64 INDEX=0 PACKED=1 PAGE_ROWS=512 ROW=584"],
     "hyper_mix": [f"{HYPER} STEP=1 CLUSTER=1 PAIRS=128 PASSES=16 TOKENS=1", f"{HYPER} STEP=0"],
-    "route": ["E=256 K=6 N=4 HIDDEN=4096"],
-    "indexer_topk": [f"H=64 W=128 R=64 PACKED=1 ROW=68 PAGE_ROWS=512 TURNED={turned}" for turned in (0, 1)],
+    "route": ["E=256 K=6 STREAMS=4 HIDDEN=4096"],
+    "indexer_topk": [f"H=64 W=128 R=64 PAGE_ROWS=512 {row}" for row in ("PACKED=1 ROW=68", "PACKED=0 ROW=512")],
     "rope_tail": ["KIND=1 D=4096 N=4", ""],
-    "sample": ["V=129280"],
+    "sample": ["V=129280 CLUSTER=1"],
 }
 # What only the larger cards have.
 HOPPER = {
     "expert_matmul": [f"FORM=0 KIND=16 MOST={most} WIDE_CODEBOOK=1 {GATE_UP}" for most in (1, 4)],
     "attend": [f"{ATTEND} STEP=1 KEYS=80 GROUPS=8 CLUSTERED=1 SLICES=8 BLOCKS=1"],
     "hyper_mix": [f"{HYPER} STEP=1 CLUSTER=8 PAIRS=128 PASSES=2 TOKENS=1"],
+    "sample": ["V=129280 CLUSTER=8"],
+    "route": ["E=256 K=6 STREAMS=4 HIDDEN=4096 CLUSTER=8 TOKENS=2"],
 }
 
 HEADERS = "#include <hip/hip_runtime.h>\n#include <hip/hip_fp16.h>\n"  # their parameters have names of our macros
@@ -69,11 +71,12 @@ def test_cuda_every_kernel_file_is_compiled_here():
 
 
 @pytest.mark.parametrize("stem", CASES)
-@pytest.mark.parametrize("architecture", ["sm_90", pytest.param("sm_120", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("architecture", ["sm_90", *(pytest.param(name, marks=pytest.mark.slow)
+                                                    for name in ("sm_120", "sm_121"))])
 def test_cuda_kernels_compile_for_nvidia(stem, architecture):
     if not shutil.which("nvcc"):
         pytest.skip("no nvcc here")
-    for case in CASES[stem][:None if architecture == "sm_120" else 2]:
+    for case in CASES[stem][:2 if architecture == "sm_90" else None]:
         assert not built(["nvcc", "-std=c++17", f"-arch={architecture}", "-cubin", "-o", "/dev/null", *macros(case),
                           f"{stem}.cu"])
 

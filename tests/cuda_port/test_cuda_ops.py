@@ -102,7 +102,7 @@ def test_cuda_head_connection(step, rng):
     of = ops.Connection(Weight("F32", f32(fn).view(cp.uint8), fn.shape), f32([0.7]), f32([0.1, -0.2, 0.3, 0]),
                         f32(np.ones(D)), 0, 1e-6, 1e-6)
     x = cp.empty((tokens, D), cp.float32)
-    ops.hyper_mix(f32(streams), of, ops.Update(f32(y), f32(post), f32(m), x), False, x, step)
+    ops.hyper_mix(f32(streams), of, ops.Update(f32(y), f32(post), f32(m), cp.empty((tokens, 20), cp.float32)), False, x, step)
     streams = hyper_post(y, streams, post, m)
     pre = sigmoid(rms(streams.reshape(tokens, -1)) @ fn.T * 0.7 + [0.1, -0.2, 0.3, 0]) + 1e-6
     near(x, rms(np.einsum("tn,tnd->td", pre, streams)), 1e-5)
@@ -143,9 +143,6 @@ class Card:
         h, r = history, history.ratio
         self.history, self.slot, held = h, slot, overlap(r) * r if r else 0
         self.norms = ops.Norms(*map(f32, h.norms))
-        none = [cp.zeros((1, n), cp.float32) for n in (4096, 4, 16, 40)]
-        self.back = ops.WayBack(ops.Connection(None, f32(np.ones(3)), f32(np.zeros(24)), None, 20, 1e-6, 1e-6),
-                                ops.Update(*none))
         self.window = cp.zeros((slots, SIZES.ring * 584), cp.uint8)
         self.pages = i32([2, 1, 4, 3])
         self.compressors = [ops.Compressor(f32(h.apes[i]), f32(h.row_norms[i]),
@@ -174,7 +171,7 @@ class Card:
         parts = [ops.Compressor(c.ape, c.norm, c.state[self.slot:], c.rows, c.index) for c in self.compressors]
         ops.latent_step(f32(h.q[at]), f32(h.kv[at]), self.norms, tables(at), qr, self.window[self.slot:], stride,
                         i32([0]), i32(at), pages, [(f32(k[at]), f32(s[at])) for k, s in h.products], parts, r, SIZES,
-                        1e-6, self.back)
+                        1e-6)
         return qr
 
     def pool(self, i, count):
@@ -294,6 +291,28 @@ def test_cuda_routes_by_score_and_by_table(rng):
         assert (cp.asnumpy(selected) == wanted).all()
         share = np.take_along_axis(p, wanted, 1)
         near(weight, share / share.sum(1, keepdims=True) * 1.5, 1e-6)
+
+
+@pytest.mark.parametrize("tokens", [1, 5, 16])
+@pytest.mark.parametrize("by_table", [False, True])
+def test_cuda_routes_a_step_with_its_product(tokens, by_table, rng):
+    x, gate = rng.standard_normal((tokens, 4096)), (rng.standard_normal((256, 4096)) * 0.05).astype(np.float16)
+    bias, table, ids = rng.standard_normal(256), rng.permuted(np.tile(np.arange(256), (20, 1)), axis=1)[:, :6], \
+        rng.integers(0, 20, tokens)
+    sums = rng.standard_normal((tokens, 40)) + 100 * np.repeat([0, 1], [24, 16])
+    of = ops.Connection(None, f32(np.ones(3)), f32(np.zeros(24)), None, 20, 1e-6, 1e-6)
+    both = [ops.Update(cp.empty((tokens, 4096), cp.float32), cp.zeros((tokens, 4), cp.float32),
+                       cp.zeros((tokens, 16), cp.float32), f32(sums)) for _ in range(2)]
+    found = [(cp.empty((tokens, 6), cp.int32), cp.empty((tokens, 6), cp.float32)) for _ in range(2)]
+    how = (None, i32(table)) if by_table else (f32(bias), None)
+    ops.route_step(f32(x), Weight("F16", cp.asarray(gate).view(cp.uint8), gate.shape), *how, i32(ids), 1.5, *found[0],
+                   ops.WayBack(of, both[0]), False)
+    logits = x.astype(np.float32).astype(np.float64) @ gate.T.astype(np.float64)
+    ops.route(f32(logits), *how, i32(ids), 1.5, *found[1], ops.WayBack(of, both[1]))
+    assert (found[0][0] == found[1][0]).all()
+    near(found[0][1], cp.asnumpy(found[1][1]), 1e-5)
+    near(both[0].post, cp.asnumpy(both[1].post), 1e-6)
+    near(both[0].m, cp.asnumpy(both[1].m), 1e-6)
 
 
 def sampled(logits, uniform, temperature, min_p, top_p, top_k):

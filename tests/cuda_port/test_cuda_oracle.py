@@ -9,7 +9,7 @@ from ds4mlx.engine.protocol import Row, Sampling
 
 PROMPTS = [5, 130, 300, 700]
 GREEDY = Sampling(temperature=0.0)
-EXACT, FAST = 1e-3, 2e-2    # of logits of deviation 2: float32, and halves in attention
+EXACT, FAST = 1e-3, 2e-2    # of logits of deviation 2
 
 
 def logits_of(engine, session, ids):
@@ -53,14 +53,18 @@ def test_cuda_logits_in_one_shot_in_chunks_and_in_steps(n, sizes, engine, expect
     np.testing.assert_allclose(found, expected[f"p{n}.logits"], atol=EXACT)
 
 
-@pytest.mark.parametrize("n", PROMPTS)
-@pytest.mark.parametrize("sizes", [[700], [128], [0]], ids=str)
-def test_cuda_fast_logits_are_near_but_where_a_choice_tips(n, sizes, oracle_path, expected):
-    """Halves move a score by a thousandth: so a few of the choices of 8 rows come out otherwise."""
+@pytest.fixture(scope="module")
+def fast(oracle_path):
     engine = open_cuda(Settings(ctx=4096, kv_round="none"), oracle_path)
-    worst = np.abs(run(engine, expected[f"p{n}.input_ids"], sizes) - expected[f"p{n}.logits"]).max(-1)
+    yield engine
     engine.close()
-    assert (worst < FAST).mean() >= (1 if n < 100 else 0.97) and worst.max() < 1
+
+
+@pytest.mark.parametrize("n", PROMPTS)
+@pytest.mark.parametrize("sizes", [[700], [128], [37], [0]], ids=str)
+def test_cuda_fast_logits_in_chunks_and_in_steps(n, sizes, fast, expected):
+    found = run(fast, expected[f"p{n}.input_ids"], sizes)
+    np.testing.assert_allclose(found, expected[f"p{n}.logits"], atol=FAST)
 
 
 @pytest.mark.parametrize("quality", [True, False])
