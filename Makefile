@@ -28,7 +28,7 @@ serve: $(VENV)/.ready
 	@exec $(VENV)/bin/ds4mlx serve --model "$(MODEL)" --host "$(HOST)" --port "$(PORT)" $(ARGS)
 
 test: $(VENV)/.ready-to-test
-	$(VENV)/bin/python -m pytest $(ARGS)
+	$(VENV)/bin/python -m pytest -n auto $(ARGS)
 
 test-clients: $(VENV)/.ready-to-test
 	$(VENV)/bin/python tests/clients/agents.py
