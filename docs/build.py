@@ -1,7 +1,7 @@
 """python docs/build.py FOLDER: the documentation as a site, from Markdown and from docstrings. `make docs` runs it.
 
-Pages are the Markdown files named below and the notebooks, as they stand in the repository; the reference is rendered by pdoc, whose
-templates and search serve both. Whatever pdoc warns of is an error, and so is a link that leads nowhere.
+Pages are the Markdown files named below and the notebooks, as they stand in the repository; the reference is rendered
+by pdoc, whose templates and search serve both. Whatever pdoc warns of is an error, and so is a link that leads nowhere.
 """
 import inspect
 import json

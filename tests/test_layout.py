@@ -4,7 +4,7 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[1]
 ROOTS = {"src": REPOSITORY / "src" / "ds4mlx", "metal": REPOSITORY / "metal_kernels", "cuda": REPOSITORY / "cuda_port",
-         "tests": REPOSITORY / "tests"}
+         "tests": REPOSITORY / "tests", "docs": REPOSITORY / "docs"}
 FILES = sorted(path for root in ROOTS.values() for pattern in ("*.py", "*.metal", "*.cu", "*.cuh", "*.cpp", "*.h")
                for path in root.rglob(pattern))
 MOST_LINES, MOST_FUNCTION_LINES, MOST_COLUMNS = 600, 100, 120
