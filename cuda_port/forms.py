@@ -1,5 +1,6 @@
 """How kernels of a few tokens are launched: what they are compiled for, how work is shared out, and the shared memory
 that it takes. Without CuPy: both engines launch them alike."""
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Self
@@ -13,6 +14,7 @@ BLOCK_OWN_BYTES = 1024      # of shared memory, that each block takes for itself
 
 TILE_ROWS = 16              # of a matrix
 SLICE_COLUMNS, SLICE_BYTES = 128, 32 * 80  # of a tile, for a group of lanes
+REGISTERS = 64              # of a lane, for the vectors of dense_batch.cuh
 
 PIECE_WEIGHTS = {"IQ2_XXS": 64, "Q2_K": 64, "Q4_K": 32, "MXFP4": 32}  # of an expert's row, for one lane (pieces.cuh)
 TEAM = 8                    # groups of lanes that share rows of experts
@@ -20,6 +22,11 @@ EXPERT_TOKENS = 4           # at a time, at most
 GATE_UP_ROWS, DOWN_ROWS = 8, 16     # of a team
 CODEBOOK_BYTES = 32 * 1024  # of IQ2_XXS, for each lane its own
 WIDE_END = 128 * 1024       # of a wide one in shared memory: its address ends in 16 zeros
+
+STEP_TOKENS = 16            # of expert_step.cuh, at most
+STEP_TOGETHER = 8     # pairs between its barriers
+TABLES_BYTES = (256 + 128) * LANES * 4      # the codebook of IQ2_XXS and its signs, for each lane its own
+STAGE_BYTES = 2 * 1344 + 2 * 256 + 16 * 8   # of a pair on its way to `down`, for a group of lanes
 
 MANY = 1 << 30
 STEP_KEYS = 32, 80          # of a tile of attention
@@ -49,6 +56,14 @@ def can_be_arranged(kind: str, shape: tuple[int, ...]) -> bool:
     segments = pieces // LANES
     return (width % BLOCK == 0 and pieces % LANES == 0 and 0 < segments <= TEAM and TEAM % segments == 0
             and rows % TILE_ROWS == 0)
+
+
+def can_be_tiled(gate: tuple[str, tuple[int, ...]], up: tuple[str, tuple[int, ...]],
+                 down: tuple[str, tuple[int, ...]]) -> bool:
+    """Whether expert_step.cuh multiplies these stacks, each a type and a shape [E, rows, width]."""
+    width, rows = gate[1][-1], gate[1][-2]
+    return ((gate[0], up[0], down[0]) == ("IQ2_XXS", "IQ2_XXS", "Q2_K") and (width == 2048 or width % 4096 == 0)
+            and width <= 8192 and rows in (1024, 2048, 4096))
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +105,47 @@ class DenseForm:
     def grid(self, tiles: int, groups: int, limits: Limits) -> tuple[int, int]:
         """Blocks, for so many tiles of each group of rows."""
         return min(-(-tiles // self.together), max(1, self.blocks * limits.processors // groups)), groups
+
+
+@dataclass(frozen=True, slots=True)
+class BatchForm:
+    """How dense_batch.cuh is launched."""
+    defines: Defines
+    together: int       # tiles that a block works on at a time
+    sets: int           # of vectors, that blocks for F16 take in turn
+    shared_bytes: int
+
+    @classmethod
+    @cache
+    def of(cls, k: int, tokens: int, kinds: frozenset[str], limits: Limits) -> "Self | None":
+        """None where the card has too little shared memory for it."""
+        vectors, q8, f16 = 8 if tokens <= 8 else 16, "Q8_0" in kinds, "F16" in kinds
+        for phases in (1, 2, 4, 8):
+            if k % (phases * BLOCK):
+                continue
+            blocks = k // phases // BLOCK
+            columns, split = -(-blocks // min(blocks, WARPS)) * BLOCK, min(blocks, WARPS)
+            if max(q8 * columns // 128 * (vectors // 4), f16 * columns // 64 * 2) * 8 > REGISTERS:
+                continue
+            for depth in (3, 2):
+                rows = 8 * ((512 if f16 else 256) + 64)
+                shared = WARPS * (depth * SLICE_BYTES + rows) + 2 * WARPS * vectors * TILE_ROWS * 4
+                if shared <= limits.of_block_bytes:
+                    defines = (("PLAIN", 0), ("BATCH", 1), ("K", k), ("VECTORS", vectors), ("HAS_Q8", int(q8)),
+                               ("HAS_F16", int(f16)), ("PHASES", phases), ("DEPTH", depth))
+                    return cls(defines, WARPS // split, vectors // 8, shared)
+        return None
+
+    def grid(self, bytes_tiles: int, half_tiles: int, groups: int, limits: Limits) -> tuple[int, int]:
+        """Blocks for so many tiles of Q8_0 and of F16 of each group of rows, and how many of them have the former."""
+        most = max(1 + self.sets, limits.processors // groups)
+        bytes_blocks, half_blocks = -(-bytes_tiles // self.together), -(-half_tiles // self.together) * self.sets
+        if bytes_blocks + half_blocks > most:
+            read = half_tiles * 64 * self.sets, bytes_tiles * 34
+            share = max(round(most * read[0] / sum(read)) // self.sets, half_tiles > 0) * self.sets
+            half_blocks = min(half_blocks, share)
+            bytes_blocks = min(bytes_blocks, max(most - half_blocks, int(bytes_tiles > 0)))
+        return bytes_blocks + half_blocks, bytes_blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +193,41 @@ class ExpertForm:
     def grid(self, rows: int, limits: Limits) -> int:
         """Blocks, for matrices of so many rows."""
         return min(-(-rows // self.rows), limits.processors)
+
+
+@dataclass(frozen=True, slots=True)
+class StepForm:
+    """How expert_step.cuh's kernels are launched."""
+    defines: Defines
+    shared_bytes: int
+    tokens: int         # at most
+
+    @classmethod
+    @cache
+    def gate_up(cls, width: int, tokens: int, slots: int, limits: Limits) -> Self:
+        def bytes_of(most: int, depth: int) -> int:
+            return (TABLES_BYTES + 2 * STEP_TOGETHER * WARPS * LANES * 4 + most * (width // BLOCK) * 4
+                    + -(-most * slots // 4) * 16 + most * 2 * (width + 64))
+        return cls._largest(tokens, (2,), bytes_of, limits)
+
+    @classmethod
+    @cache
+    def down(cls, tokens: int, slots: int, limits: Limits) -> Self:
+        def bytes_of(most: int, depth: int) -> int:
+            return WARPS * (depth * STAGE_BYTES + most * (LANES + TILE_ROWS) * 4) + most * slots * 4
+        return cls._largest(tokens, (3, 2, 1) if tokens > 1 else (2, 1), bytes_of, limits)
+
+    @classmethod
+    def _largest(cls, tokens: int, depths: tuple[int, ...], bytes_of: Callable[[int, int], int],
+                 limits: Limits) -> Self:
+        """For as many of the tokens as shared memory holds, and then the depth."""
+        most = 1 << (min(tokens, STEP_TOKENS) - 1).bit_length()
+        while most:
+            for depth in depths:
+                if bytes_of(most, depth) <= limits.of_block_bytes:
+                    return cls((("MOST", most), ("DEPTH", depth)), bytes_of(most, depth), most)
+            most //= 2
+        raise AssertionError("no room for a token of expert_step.cuh")
 
 
 def attention_slices(blocks: int, tokens: int, keys: int, processors: int) -> tuple[int, int, int]:

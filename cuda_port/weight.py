@@ -11,3 +11,4 @@ class Weight:
     raw: "cp.ndarray"
     shape: tuple[int, ...]
     arranged: bool = False  # rows as ops.arranged() leaves them, not as in the file
+    tiled: bool = False     # or in tiles, for expert_step.cu

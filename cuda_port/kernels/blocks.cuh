@@ -7,6 +7,13 @@
 //   Q2_K     codes; nibbles of scale and minimum, in fours for the same 8 bytes of codes; (f16 d, f16 dmin)
 //   Q4_K     codes; (f16 d, f16 dmin, 12 bytes of scales and minima)
 //   MXFP4    codes, weights 8 i ... 8 i + 7 in word i; exponents
+// Experts of IQ2_XXS and Q2_K whose rows are multiplied together lie in tiles of 16 rows and 256 columns, which keep
+// their bytes too: what lane 4 g + q of 32 needs of rows g and g + 8 side by side, g = 0 .. 7, q = 0 .. 3.
+//   IQ2_XXS  for columns 0 .. 127, then the rest: of lanes, of row g, of row g + 8: 4 rows of the codebook for the
+//            32 columns of group q, and a byte for each: signs of 7 of its 8 weights, and a bit of the scale; then f16
+//            scales: of g, of row g, of row g + 8
+//   Q2_K     of row g, of row g + 8: of lanes, 16 bytes of codes; of lanes, of row g, of row g + 8: nibbles of scale
+//            and minimum for those; then, of g, of row g, of row g + 8, (f16 d, f16 dmin)
 #ifndef DS4_BLOCKS
 #define DS4_BLOCKS
 #include "planes.cuh"
@@ -19,6 +26,8 @@
 #define KIND_IQ2_XXS 16
 #define KIND_BF16 30
 #define KIND_MXFP4 39
+#define TILE_BYTES_IQ2_XXS 1056
+#define TILE_BYTES_Q2_K 1344
 
 // Eight codes 0, 1, 2 of two bits, for 8, 25, 43: the codebook of IQ2_XXS.
 __device__ const u16 IQ2_ROWS[256] = {
@@ -134,6 +143,15 @@ DEVICE void fill_codebook(u8* codebook, int pitch) {
     for (int i = threadIdx.x; i < 256 * LANES; i += blockDim.x)
         *(u32*)(codebook + i / LANES * pitch + i % LANES * 4) = iq2_nibbles(IQ2_ROWS[i / LANES]);
 }
+
+// The same for the signs of eight weights, by the code of seven of them: bits 2 of nibbles.
+DEVICE void fill_signs(u8* signs) {
+    for (int i = threadIdx.x; i < 128 * LANES; i += blockDim.x)
+        *(u32*)(signs + i * 4) = iq2_signs(i / LANES);
+}
+
+// Of a group in a tile: 2 scale + 1.
+DEVICE int tile_scale(u32 signs) { return (int)((signs & 0x80808080u) * 0x00204081u >> 28) * 2 + 1; }
 
 DEVICE u32 codebook_entry(const u8* codebook, int row) {
     return *(const u32*)(codebook + (row * (LANES * 4) + 4 * lane_id()));

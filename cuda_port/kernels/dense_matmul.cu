@@ -1,7 +1,7 @@
 // y[t, n] = sum_k x[t, k] W[n, k] for up to 16 vectors and several matrices that share them. Blocks stay: each takes
 // tiles of 16 rows in turn, shares a tile's K columns out among its groups of lanes and adds their parts up. Macros: K;
 // VECTORS, at most; HAS_Q8, HAS_F16; PHASES, in which K is covered where all of x does not fit into shared memory;
-// DEPTH, ROUNDS (below). `plain` is for all other shapes and types: macros KIND, K.
+// DEPTH, ROUNDS (below). `plain` is for all other shapes and types: macros KIND, K. BATCH: dense_batch.cuh.
 #include "blocks.cuh"
 #include "matvec.cuh"
 
@@ -26,6 +26,8 @@ KERNEL void plain(const float* x, const u8* w, const int* matrices, float* y, in
         if (lane_id() == 0) y[i] = sum;
     }
 }
+#elif BATCH
+#include "dense_batch.cuh"
 #else
 
 #define THREADS 512

@@ -65,6 +65,40 @@ KERNEL void arrange(const u8* from, u8* to, size_t bytes) {
     }
 }
 
+#if KIND == KIND_IQ2_XXS || KIND == KIND_Q2_K
+// The same for rows of experts that are multiplied in tiles (blocks.cuh): where a byte of block b of a row belongs.
+DEVICE size_t tile_target(size_t row, int b, int at) {
+    int half = row % 16 / 8, g = row % 8, to;
+#if KIND == KIND_IQ2_XXS
+    int group = (at - 2) / 8;
+    to = at < 2 ? 1024 + 4 * g + 2 * half + at : group / 4 * 512 + 16 * (4 * g + group % 4) + 8 * half + (at - 2) % 8;
+#else
+    int scale = 8 * (4 * g + at / 8 * 2 + at % 2) + 4 * half + at % 8 / 2;
+    to = at < 16 ? 1024 + scale : at >= 80 ? 1280 + 8 * g + 4 * half + at - 80
+                                           : 512 * half + 16 * (4 * g + (at - 16) / 16) + at % 16;
+#endif
+    return ((row / 16 * ROW_BLOCKS) + b) * (16 * BLOCK_BYTES) + to;
+}
+
+KERNEL void tile(const u8* from, u8* to, size_t bytes) {
+    AWAIT_TURN();
+    for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < bytes; i += (size_t)gridDim.x * blockDim.x) {
+        size_t row = i / ROW_BYTES;
+        int in = i % ROW_BYTES, b = in / BLOCK_BYTES, at = in % BLOCK_BYTES;
+        u8 value = from[i];
+#if KIND == KIND_IQ2_XXS
+        if (at >= 2 && (at - 2) % 8 >= 4) {
+            int o = (at - 2) % 4;
+            const u8* word = from + i - o;
+            u32 signs = word[0] | word[1] << 8 | word[2] << 16 | (u32)word[3] << 24;
+            value = (signs >> 7 * o & 127) | (signs >> (28 + o) & 1) << 7;
+        }
+#endif
+        to[tile_target(row, b, at)] = value;
+    }
+}
+#endif
+
 DEVICE float written(float v, float*) { return v; }
 DEVICE __half written(float v, __half*) { return __float2half_rn(fminf(fmaxf(v, -65504.f), 65504.f)); }
 

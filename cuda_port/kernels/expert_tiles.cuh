@@ -11,6 +11,14 @@
 #define PITCH (STEP + 32)                 // halves: 8 rows fall into different banks
 #define ROW_BYTES ((size_t)(WIDTH / Size<KIND>::block * Size<KIND>::bytes))
 #define HAS_CODEBOOK (KIND == KIND_IQ2_XXS)
+#define TABLES_BYTES (HAS_CODEBOOK * (256 + TILED * 128) * LANES * 4)  // of the codebook, and the signs of tiles
+#if TILED
+#define ROWS_AT(matrix, row, j) ((matrix) + ((size_t)tile.expert * ROWS + (row) + (j) / 2 * 16) * ROW_BYTES)
+#define FETCH(s, rows, j, step) fetch_strip<KIND, WIDTH>(s[j], rows[j], (j) % 2, step)
+#else
+#define ROWS_AT(matrix, row, j) ((matrix) + ((size_t)tile.expert * ROWS + (row) + (j) * 8 + lane_id() / 4) * ROW_BYTES)
+#define FETCH(s, rows, j, step) fetch_strip<KIND, WIDTH>(s[j], rows[j], step)
+#endif
 
 // acc[tile of vectors][8 rows] = x of `from` times the rows, UP times too large.
 DEVICE void multiply(float (&acc)[M][4][4], const __half* x, const int* from, const u8* (&rows)[4], __half* stages,
@@ -28,14 +36,14 @@ DEVICE void multiply(float (&acc)[M][4][4], const __half* x, const int* from, co
     copy(1);
     Strip<KIND> next[4];
 #pragma unroll
-    for (int j = 0; j < 4; ++j) fetch_strip<KIND, WIDTH>(next[j], rows[j], 0);
+    for (int j = 0; j < 4; ++j) FETCH(next, rows, j, 0);
     for (int step = 0; step < STEPS; ++step) {
         Strip<KIND> now[4];
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
             now[j] = next[j];
             prepare_strip(now[j]);
-            if (step + 1 < STEPS) fetch_strip<KIND, WIDTH>(next[j], rows[j], step + 1);
+            if (step + 1 < STEPS) FETCH(next, rows, j, step + 1);
         }
         await_copies<1>();
         __syncthreads();
@@ -73,15 +81,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
                   const u8* up, float limit, __half* mid) {
     __shared__ int from[VECTORS];
     if (HAS_CODEBOOK) fill_codebook(memory, LANES * 4);
+    if (HAS_CODEBOOK && TILED) fill_signs(memory + 256 * LANES * 4);
     AWAIT_TURN();
     Tile tile = table[blockIdx.y];
     if (!tile.count) return;
-    __half* stages = (__half*)(memory + HAS_CODEBOOK * (256 * LANES * 4));
+    __half* stages = (__half*)(memory + TABLES_BYTES);
     int g = lane_id() / 4, q = lane_id() % 4, row = ((int)blockIdx.x * (THREADS / LANES) + group_id()) * 16;
     if (threadIdx.x < VECTORS) from[threadIdx.x] = order[tile.first + min((int)threadIdx.x, tile.count - 1)] / SLOTS;
     const u8* rows[4];
-    for (int j = 0; j < 4; ++j)
-        rows[j] = (j < 2 ? gate : up) + ((size_t)tile.expert * ROWS + row + j % 2 * 8 + g) * ROW_BYTES;
+    for (int j = 0; j < 4; ++j) rows[j] = ROWS_AT(j < 2 ? gate : up, row, j % 2);
     float acc[M][4][4] = {};
     __syncthreads();
     multiply(acc, x, from, rows, stages, memory);
@@ -108,14 +116,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     down_tiles(const __half* mid, const Tile* table, const u8* matrix, float* parts) {
     __shared__ int from[VECTORS];
     if (HAS_CODEBOOK) fill_codebook(memory, LANES * 4);
+    if (HAS_CODEBOOK && TILED) fill_signs(memory + 256 * LANES * 4);
     AWAIT_TURN();
     Tile tile = table[blockIdx.y];
     if (!tile.count) return;
-    __half* stages = (__half*)(memory + HAS_CODEBOOK * (256 * LANES * 4));
+    __half* stages = (__half*)(memory + TABLES_BYTES);
     int g = lane_id() / 4, q = lane_id() % 4, row = ((int)blockIdx.x * (THREADS / LANES) + group_id()) * 32;
     if (threadIdx.x < VECTORS) from[threadIdx.x] = tile.first + min((int)threadIdx.x, tile.count - 1);
     const u8* rows[4];
-    for (int j = 0; j < 4; ++j) rows[j] = matrix + ((size_t)tile.expert * ROWS + row + j * 8 + g) * ROW_BYTES;
+    for (int j = 0; j < 4; ++j) rows[j] = ROWS_AT(matrix, row, j);
     float acc[M][4][4] = {};
     __syncthreads();
     multiply(acc, mid, from, rows, stages, memory);

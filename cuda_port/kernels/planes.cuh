@@ -85,6 +85,16 @@ DEVICE void await_copies() {
 #endif
 }
 
+// What the 32 lanes have written to shared memory is seen by all of them.
+DEVICE void lanes_meet() {
+#if defined(__HIP__)
+    __builtin_amdgcn_fence(__ATOMIC_ACQ_REL, "wavefront");
+    __builtin_amdgcn_wave_barrier();
+#else
+    __syncwarp();
+#endif
+}
+
 // The bytes of two words that the first four nibbles of `which` name; none of them is above 7.
 DEVICE u32 bytes_of(u32 low, u32 high, u32 which) {
 #if DS4_ARCH
@@ -139,6 +149,22 @@ DEVICE void mma_bytes(int (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
 #endif
 }
 
+// The same where A's bytes have no sign.
+DEVICE void mma_bytes_unsigned(int (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+#if DS4_MMA_PTX
+    asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+#else
+    u32 low[4], high[4] = {};
+    for (int i = 0; i < 4; ++i) low[i] = a[i] & 0x7f7f7f7f, high[i] = a[i] >> 7 & 0x01010101;
+    int over[4] = {};
+    mma_bytes(c, low, b0, b1);
+    mma_bytes(over, high, b0, b1);
+    for (int i = 0; i < 4; ++i) c[i] += over[i] * 128;
+#endif
+}
+
 // Where the eight activations 8 octet ... of a row lie in a plane: in runs of 64, those that one lane multiplies
 // together are neighbours, so that 16 bytes serve it for two blocks of 32.
 DEVICE int plane_offset(int octet) { return octet / 8 * 64 + octet % 4 * 16 + octet / 4 % 2 * 8; }
@@ -159,7 +185,7 @@ DEVICE Octets encode(const float (&v)[8]) {
     int h[8], l[8], sum = 0;
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-        int code = __float2int_rn(v[i] * inverse);
+        int code = (short)__float_as_int(fmaf(v[i], inverse, 12582912.f));  // 3 2^22: ones are its last bits
         h[i] = (code + 128) >> 8;
         l[i] = code - (h[i] << 8);
         sum += code;

@@ -21,6 +21,24 @@ DEVICE __half2 as_pair(u32 word) {
     return u.h;
 }
 
+#if TILED
+// `tile`: of 16 rows and the first columns; half: 0 for rows g, 1 for rows g + 8.
+template <int FORMAT, int WIDE>
+DEVICE void fetch_strip(Strip<FORMAT>& s, const u8* tile, int half, int step) {
+    int lane = lane_id(), g = lane / 4, q = lane % 4;
+    if (FORMAT == KIND_IQ2_XXS) {
+        tile += (size_t)(step / 2) * TILE_BYTES_IQ2_XXS;
+        *(Duo*)s.codes = *(const Duo*)(tile + step % 2 * 512 + 16 * lane + 8 * half);
+        s.scales[0] = *(const u16*)(tile + 1024 + 4 * g + 2 * half);
+    } else {
+        int piece = 4 * g + step % 2 * 2 + q / 2;
+        tile += (size_t)(step / 2) * TILE_BYTES_Q2_K;
+        *(Duo*)s.codes = *(const Duo*)(tile + 512 * half + 16 * piece + q % 2 * 8);
+        s.scales[0] = *(const u32*)(tile + 1024 + 8 * piece + 4 * half);
+        s.scales[1] = *(const u32*)(tile + 1280 + 8 * g + 4 * half);
+    }
+}
+#else
 template <int FORMAT, int WIDE>
 DEVICE void fetch_strip(Strip<FORMAT>& s, const u8* row, int step) {
     const int blocks = WIDE / Size<FORMAT>::block;
@@ -44,13 +62,18 @@ DEVICE void fetch_strip(Strip<FORMAT>& s, const u8* row, int step) {
         s.scales[0] = *(const u32*)(row + WIDE / 2 + 4 * step);
     }
 }
+#endif
 
 // What the lane that fetched a strip prepares for those that share it.
 template <int FORMAT>
 DEVICE void prepare_strip(Strip<FORMAT>& s) {
     if (FORMAT != KIND_IQ2_XXS) return;
+#if TILED
+    s.scales[0] = pair_of(__float2half2_rn(half_bits(s.scales[0]) * (float)tile_scale(s.codes[1]) * (UP / 8)));
+#else
     s.scales[0] = pair_of(__float2half2_rn(half_bits(s.scales[0]) * (float)(2 * (s.codes[1] >> 28) + 1) * (UP / 8)));
     s.codes[1] = iq2_all_signs(s.codes[1]);
+#endif
 }
 
 // w = scale * code - least over four small codes in bytes.
@@ -67,7 +90,12 @@ DEVICE void octet(u32 (&w)[4], const Strip<FORMAT>& s, int step, int i, const u8
     if (FORMAT == KIND_IQ2_XXS) {
         int from = (lane & ~3) + i;
         u32 rows = lane_get(s.codes[0], from), signs = lane_get(s.codes[1], from);
-        u32 which = codebook_entry(codebook, rows >> 8 * q & 255) | iq2_octet_signs(signs, q);
+#if TILED
+        signs = codebook_entry(codebook + 256 * LANES * 4, signs >> 8 * q & 127);
+#else
+        signs = iq2_octet_signs(signs, q);
+#endif
+        u32 which = codebook_entry(codebook, rows >> 8 * q & 255) | signs;
         // The halves 8, 25, 43 and their negatives, by byte.
         u32 low0 = bytes_of(0x00604000, 0x00604000, which), low1 = bytes_of(0x00604000, 0x00604000, which >> 16);
         u32 high0 = bytes_of(0x00514e48, 0x00d1cec8, which), high1 = bytes_of(0x00514e48, 0x00d1cec8, which >> 16);

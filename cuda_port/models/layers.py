@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from ds4mlx.cuda_port import ops
 from ds4mlx.cuda_port.device import cupy as cp
+from ds4mlx.cuda_port.forms import can_be_tiled
 from ds4mlx.cuda_port.weight import Weight
 from ds4mlx.cuda_port.weights import Loader
 from ds4mlx.gguf.dequant import dequantize
@@ -52,6 +53,7 @@ def tensors(file: GGUF, config: Config, loader: Loader) -> dict[str, Tensor]:
     """Every tensor by its checkpoint name. Matrices that share their bytes in the file are one on the card."""
     found: dict[str, Tensor] = {}
     held: dict[tuple[int, tuple[int, ...]], Weight] = {}
+    names = {expected.path: name for name, expected in expected_tensors(config).items()}
     for name, expected in expected_tensors(config).items():
         info = file.tensors[name]
         if expected.path.endswith(ARRAYS):
@@ -60,12 +62,15 @@ def tensors(file: GGUF, config: Config, loader: Loader) -> dict[str, Tensor]:
         key = info.offset, info.shape
         if key not in held:
             weight = Weight(info.kind, loader.raw(name), info.shape)
-            held[key] = _as_read(weight, expected, loader)
+            before, stacks, _ = expected.path.partition("experts_")
+            tiled = bool(stacks) and can_be_tiled(*((of.kind, of.shape) for of in (
+                file.tensors[names[f"{before}experts_{part}"]] for part in ("w1", "w3", "w2"))))
+            held[key] = _as_read(weight, expected, loader, tiled)
         found[expected.path] = held[key]
     return found
 
 
-def _as_read(weight: Weight, expected: Expected, loader: Loader) -> Weight:
+def _as_read(weight: Weight, expected: Expected, loader: Loader, tiled: bool) -> Weight:
     """Hyper-connections take F16 or F32; the embedding stays as it is; what is multiplied is put in order for that."""
     if "hc_" in expected.path:
         if weight.kind == "BF16":
@@ -76,7 +81,7 @@ def _as_read(weight: Weight, expected: Expected, loader: Loader) -> Weight:
     if expected.path == "embed":
         return weight
     loader.wait()
-    return ops.arranged(weight)
+    return ops.arranged(weight, tiled)
 
 
 def layer(found: Mapping[str, Tensor], config: Config, index: int) -> Layer:

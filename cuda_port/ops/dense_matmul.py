@@ -5,7 +5,7 @@ import numpy as np
 
 from ds4mlx.cuda_port.build import kernel
 from ds4mlx.cuda_port.device import cupy as cp
-from ds4mlx.cuda_port.forms import BLOCK, TILE_ROWS, DenseForm
+from ds4mlx.cuda_port.forms import BLOCK, TILE_ROWS, BatchForm, DenseForm
 from ds4mlx.cuda_port.launch import launch, limits, processors
 from ds4mlx.cuda_port.ops.dequantize import dequantize, to_half
 from ds4mlx.cuda_port.scratch import take
@@ -16,6 +16,7 @@ DECODE_TOKENS = 16          # at most
 FINE_TOKENS = 1024          # up to here 22 bits of x are multiplied: chunks of a prompt are longer, where it counts
 MATRICES = 8                # at most, in one launch
 THREADS = 512
+FEW_TOKENS = 4              # up to here vectors are in shared memory (dense_matmul.cu), beyond in registers
 SLAB_WEIGHTS = 1 << 26      # decoded at a time for GEMM
 
 
@@ -25,6 +26,14 @@ class _Job(ctypes.Structure):
                 ("kinds", ctypes.c_int * MATRICES), ("rows", ctypes.c_int * MATRICES),
                 ("ends", ctypes.c_int * MATRICES), ("count", ctypes.c_int), ("tokens", ctypes.c_int),
                 ("groups", ctypes.c_int)]
+
+
+class _BatchJob(ctypes.Structure):
+    """`struct Job` of dense_batch.cuh."""
+    _fields_ = [("weights", ctypes.c_void_p * MATRICES), ("out", ctypes.c_void_p * MATRICES),
+                ("rows", ctypes.c_int * MATRICES), ("ends", ctypes.c_int * MATRICES), ("count", ctypes.c_int),
+                ("tokens", ctypes.c_int), ("groups", ctypes.c_int), ("bytes_blocks", ctypes.c_int),
+                ("bytes_count", ctypes.c_int)]
 
 
 def dense(x: "cp.ndarray", weights: list[Weight], out: list["cp.ndarray"], groups: int = 1,
@@ -80,11 +89,29 @@ def _fits(w: Weight, groups: int) -> bool:
 
 
 def _decode(x: "cp.ndarray", pairs: list[tuple[Weight, "cp.ndarray"]], groups: int) -> None:
-    k, kinds = pairs[0][0].shape[1], frozenset(w.kind for w, _ in pairs)
-    form = DenseForm.of(k, x.shape[0], kinds, limits())
-    for start in range(0, x.shape[0], form.vectors):
+    (tokens, _), k, kinds = x.shape, pairs[0][0].shape[1], frozenset(w.kind for w, _ in pairs)
+    batch = BatchForm.of(k, tokens, kinds, limits()) if tokens > FEW_TOKENS else None
+    if batch:
+        _launch_batch(x, pairs, groups, batch)
+        return
+    form = DenseForm.of(k, tokens, kinds, limits())
+    for start in range(0, tokens, form.vectors):
         part = slice(start, start + form.vectors)
         _launch(x[part], [(w, y[part]) for w, y in pairs], groups, DenseForm.of(k, len(x[part]), kinds, limits()))
+
+
+def _launch_batch(x: "cp.ndarray", pairs: list[tuple[Weight, "cp.ndarray"]], groups: int, form: BatchForm) -> None:
+    pairs = sorted(pairs, key=lambda pair: pair[0].kind != "Q8_0")
+    job, tiles = _BatchJob(count=len(pairs), tokens=x.shape[0], groups=groups), {"Q8_0": 0, "F16": 0}
+    for i, (w, y) in enumerate(pairs):
+        rows = w.shape[0] // groups
+        tiles[w.kind] += rows // TILE_ROWS
+        job.weights[i], job.out[i], job.rows[i] = w.raw.data.ptr, y.data.ptr, rows
+        job.ends[i] = sum(tiles.values())
+        job.bytes_count += w.kind == "Q8_0"
+    blocks, job.bytes_blocks = form.grid(tiles["Q8_0"], tiles["F16"], groups, limits())
+    launch(kernel("dense_matmul", "batch", form.defines, form.shared_bytes), (blocks, groups), (THREADS,), [x, job],
+           form.shared_bytes)
 
 
 def _launch(x: "cp.ndarray", pairs: list[tuple[Weight, "cp.ndarray"]], groups: int, form: DenseForm) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 
 from ds4mlx.cuda_port.build import kernel
 from ds4mlx.cuda_port.device import cupy as cp
-from ds4mlx.cuda_port.forms import can_be_arranged
+from ds4mlx.cuda_port.forms import TILE_ROWS, can_be_arranged
 from ds4mlx.cuda_port.launch import launch, processors
 from ds4mlx.cuda_port.scratch import take
 from ds4mlx.cuda_port.weight import Weight
@@ -15,23 +15,24 @@ from ds4mlx.gguf.blocks import BLOCK_TYPES
 SLAB_BYTES = 1 << 28
 
 
-def arranged(w: Weight) -> Weight:
-    """The same weights with every row's codes before its scales (blocks.cuh), rewritten in place; `w` is then void.
+def arranged(w: Weight, tiled: bool = False) -> Weight:
+    """The same weights with every row's codes before its scales, or in tiles (blocks.cuh), rewritten in place; `w` is
+    then void.
 
     Returns `w` as it is where there is no kernel for its type and shape: those read rows in the order of the file.
     """
-    if w.arranged or not can_be_arranged(w.kind, w.shape):
+    if w.arranged or not (tiled or can_be_arranged(w.kind, w.shape)):
         return w
     row_bytes = w.raw.shape[-1]
     rows = w.raw.reshape(-1, row_bytes)
-    function = kernel("dequantize", "arrange", _macros(w, "float"))
-    slab = max(1, SLAB_BYTES // row_bytes)
+    function = kernel("dequantize", "tile" if tiled else "arrange", _macros(w, "float"))
+    slab = max(1, SLAB_BYTES // row_bytes // TILE_ROWS) * TILE_ROWS
     for start in range(0, len(rows), slab):
         part = rows[start:start + slab]
         old = take("arranged", part.shape, np.uint8)
         old[...] = part
         launch(function, (8 * processors(),), (512,), [old, part, ctypes.c_size_t(part.size)])
-    return replace(w, arranged=True)
+    return replace(w, arranged=True, tiled=tiled)
 
 
 def dequantize(w: Weight, start: int, out: "cp.ndarray") -> None:

@@ -5,7 +5,7 @@ import numpy as np
 
 from ds4mlx.cuda_port.build import Defines, kernel
 from ds4mlx.cuda_port.device import cupy as cp
-from ds4mlx.cuda_port.forms import CODEBOOK_BYTES, ExpertForm
+from ds4mlx.cuda_port.forms import CODEBOOK_BYTES, STEP_TOKENS, TABLES_BYTES, TILE_ROWS as ROWS, ExpertForm, StepForm
 from ds4mlx.cuda_port.launch import launch, limits, processors
 from ds4mlx.cuda_port.ops.dense_matmul import dense, halved, many, plain
 from ds4mlx.cuda_port.scratch import take
@@ -16,7 +16,7 @@ FEW_TOKENS = 32                      # up to here each token reads its experts f
 THREADS = 512
 TILE_THREADS, TILE_ROWS = 256, {1: 128, 0: 256}  # rows of an expert for a block: gate and up, or down
 STAGES_BYTES = 3 * 16 * 160 * 2      # of x, for 16 vectors of a tile
-FEW, MANY, BETWEEN = 0, 1, 2         # forms of expert_matmul.cu
+FEW, MANY, BETWEEN, STEP = 0, 1, 2, 3   # forms of expert_matmul.cu
 
 
 def experts(x: "cp.ndarray", selected: "cp.ndarray", weight: "cp.ndarray", w1: Weight, w3: Weight, w2: Weight,
@@ -30,12 +30,34 @@ def experts(x: "cp.ndarray", selected: "cp.ndarray", weight: "cp.ndarray", w1: W
     (tokens, slots), rows = selected.shape, w1.shape[1]
     if slots < 2 or not all(w.arranged for w in (w1, w3, w2, *shared)):
         _plain(x, selected, weight, w1, w3, w2, shared, limit, out, quality)
-    elif tokens > FEW_TOKENS and not quality:
+    elif tokens > (STEP_TOKENS if w1.tiled else FEW_TOKENS) and not quality:
         _tiles(x, selected, weight, w1, w3, w2, shared, limit, out)
+    elif w1.tiled:
+        most = min(STEP_TOKENS, StepForm.gate_up(w1.shape[2], tokens, slots, limits()).tokens,
+                   StepForm.down(tokens, slots, limits()).tokens)
+        for start in range(0, tokens, most):
+            part = slice(start, start + most)
+            _step(x[part], selected[part], weight[part], w1, w3, w2, shared, limit, out[part])
     else:
         mid = take("experts.mid", (tokens, slots + 1, rows))
         expert_gate_up(x, selected, weight, w1, w3, shared[:2], limit, mid)
         expert_down(mid, selected, w2, shared[2], out)
+
+
+def _step(x, selected, weight, w1, w3, w2, shared, limit, out):
+    (tokens, slots), (_, rows, width), pairs = selected.shape, w1.shape, selected.size
+    gate, up = take("experts.gate", (tokens, rows)), take("experts.up", (tokens, rows))
+    dense(x, list(shared[:2]), [gate, up])
+    mid, fields = take("experts.mid", (pairs, 2, rows), np.uint8), take("experts.fields", (pairs, rows // ROWS, 2))
+    shared_mid = take("experts.shared", (tokens, 2, rows), np.float16)
+    form = StepForm.gate_up(width, tokens, slots, limits())
+    launch(kernel("expert_matmul", "gate_up", (*_macros(w1, STEP, 1, slots), *form.defines), form.shared_bytes),
+           (rows // ROWS,), (THREADS,), [x, selected, weight, w1.raw, w3.raw, gate, up, float(limit), tokens, mid,
+                                         fields, shared_mid], form.shared_bytes)
+    form = StepForm.down(tokens, slots, limits())
+    launch(kernel("expert_matmul", "down", (*_macros(w2, STEP, 0, slots), *form.defines), form.shared_bytes),
+           (width // (2 * ROWS),), (THREADS,), [mid, fields, shared_mid, selected, w2.raw, shared[2].raw, tokens, out],
+           form.shared_bytes)
 
 
 def _tiles(x, selected, weight, w1, w3, w2, shared, limit, out):
@@ -55,8 +77,9 @@ def _tiles(x, selected, weight, w1, w3, w2, shared, limit, out):
 
 
 def _launch_tiles(w: Weight, gate_up: int, size: int, most: int, arguments: list, slots: int) -> None:
-    bytes_ = CODEBOOK_BYTES * (w.kind == "IQ2_XXS") + size // 16 * STAGES_BYTES
-    macros = _macros(w, MANY, gate_up, slots) + (("M", size // 16),)
+    tables = TABLES_BYTES if w.tiled else CODEBOOK_BYTES
+    bytes_ = tables * (w.kind == "IQ2_XXS") + size // 16 * STAGES_BYTES
+    macros = _macros(w, MANY, gate_up, slots) + (("M", size // 16), ("TILED", int(w.tiled)))
     launch(kernel("expert_matmul", "gate_up_tiles" if gate_up else "down_tiles", macros, bytes_),
            (w.shape[1] // TILE_ROWS[gate_up], most), (TILE_THREADS,), arguments, bytes_)
 

@@ -5,6 +5,7 @@ import pytest
 
 from ds4mlx.cuda_port import ops
 from ds4mlx.cuda_port.device import use_stream
+from ds4mlx.cuda_port.forms import can_be_tiled
 from ds4mlx.cuda_port.ops.dequantize import dequantize
 from ds4mlx.cuda_port.weight import Weight
 from ds4mlx.gguf.blocks import row_bytes
@@ -120,7 +121,8 @@ class Layer:
         shapes = [(gate, experts, F, D), (gate, experts, F, D), (down, experts, D, F), (shared, F, D), (shared, F, D),
                   (shared, D, F)]
         weights, self.values = zip(*(weight(*shape) for shape in shapes), strict=True)
-        self.weights = [ops.arranged(w) for w in weights]
+        tiled = can_be_tiled(*((w.kind, w.shape) for w in weights[:3]))
+        self.weights = [ops.arranged(w, tiled and i < 3) for i, w in enumerate(weights)]
 
     def run(self, x, selected, weight, quality=False):
         w1, w3, w2, *shared = self.weights
