@@ -62,7 +62,7 @@ def one_late(q, cos, sin, window, start, rows, chosen, ratio, *rest):
     return mx.concatenate([token(j) for j in range(q.shape[0])])
 
 
-def without_relu(q, weight, rows, scale):
+def without_relu(q, weight, rows, scale, positions):
     return scale * (weight[:, None] @ (q @ rows.T))[:, 0]
 
 
@@ -90,7 +90,7 @@ def last_positions(self, ratio):
 
 MUTATIONS = {
     "mixing matrix not transposed": [
-        (ops, "hyper_mix", with_argument("hyper_mix", 2, lambda u: u and u._replace(m=u.m.swapaxes(1, 2))))],
+        (ops, "hyper_input", with_argument("hyper_input", 2, lambda u: u and u._replace(m=u.m.swapaxes(1, 2))))],
     "row position at the group's last token": [(Chunk, "group_tables", last_positions)],
     "carry and own halves swapped": [(ops, "compress_step", swapped)],
     "own group not visible to its last token": [(ops, "attention", one_late)],

@@ -10,8 +10,6 @@ from ds4mlx import ops
 from ds4mlx.gguf.blocks import row_bytes
 from ds4mlx.ops import cuda_kernel
 
-TYPES = {mx.float32: "float", mx.float16: "__half", mx.int32: "int", mx.uint8: "unsigned char"}
-SHAPE = "struct Shape { int n[10]; __device__ int operator[](int i) const { return n[i]; } };\n"   # as MLX's header
 T1, T40, S = 1, 40, 6
 
 
@@ -108,18 +106,6 @@ def launches(case):
     return seen
 
 
-def expanded(kernel, inputs, outputs):
-    """What MLX writes around a body."""
-    parameters = []
-    for name, array in zip(kernel.inputs, inputs, strict=True):
-        parameters.append(f"const {TYPES[array.dtype]}* {name}")
-        if re.search(rf"\b{name}_shape\b", kernel.body):
-            parameters.append(f"const __grid_constant__ Shape {name}_shape")
-    parameters += [f"{TYPES[dtype]}* {name}" for name, (_, dtype) in zip(kernel.outputs, outputs, strict=True)]
-    return (f"{SHAPE}{kernel.header}namespace mlx::core::cu {{\n__global__ void {kernel.name}({', '.join(parameters)})"
-            f"{{\n{kernel.body}\n}}\n}}\n")
-
-
 @pytest.mark.parametrize("case", CASES)
 def test_what_is_launched_has_room_and_names_its_buffers(case):
     limits = cuda_kernel.limits()
@@ -127,7 +113,7 @@ def test_what_is_launched_has_room_and_names_its_buffers(case):
         assert kernel.shared_bytes <= limits.of_block_bytes and threads[0] <= 1024 and min(groups) > 0
         words = set(re.findall(r"\w+", kernel.body))
         assert set(kernel.outputs) <= words and len(inputs) == len(kernel.inputs)
-        assert all(input_.ndim > 0 for input_ in inputs)   # a number would be read over the bus
+        assert all(input_.ndim > 0 for input_ in inputs)   # a number would be an array, read over the bus
 
 
 @pytest.mark.parametrize("case", [case if case in QUICK else pytest.param(case, marks=pytest.mark.slow)
@@ -135,13 +121,20 @@ def test_what_is_launched_has_room_and_names_its_buffers(case):
 def test_what_is_launched_compiles(case, tmp_path):
     if not shutil.which("nvcc"):
         pytest.skip("no nvcc here")
-    texts = {kernel.name: expanded(kernel, inputs, outputs) for kernel, inputs, outputs, *_ in launches(case)}
+    texts = {kernel.name: kernel.text(inputs, outputs) for kernel, inputs, outputs, *_ in launches(case)}
     for name, text in texts.items():
         file = tmp_path / f"{name}.cu"
         file.write_text(text, "utf-8")
         result = subprocess.run(["nvcc", "-std=c++17", "-arch=sm_90", "-cubin", "-o", "/dev/null", file],
                                 capture_output=True, text=True)
         assert result.returncode == 0, result.stderr[:2000]
+
+
+def test_sizes_of_inputs_follow_the_outputs_as_numbers():
+    kernel = cuda_kernel.kernel("route", "f(x, y, x_shape[1], w_shape[0]);", ("x", "w"), ("y",))
+    text = kernel.text([zeros(2, 3), zeros(4, dtype=mx.uint8)], [((1,), mx.int32)])
+    assert text.endswith("(const float* x, const unsigned char* w, int* y, int x_shape_1, int w_shape_0) {\n"
+                         "f(x, y, x_shape_1, w_shape_0);\n}\n")
 
 
 def test_another_text_has_another_name():

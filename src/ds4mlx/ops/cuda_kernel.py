@@ -1,15 +1,20 @@
-"""A CUDA kernel through MLX: an entry of cuda_port/kernels, called by the kernel that MLX writes around it.
+"""A CUDA kernel through MLX: an entry of cuda_port/kernels, called by a kernel of MLX's arguments.
 
-MLX writes `__global__ void NAME(inputs…, outputs…) { body }` behind a header. The header here is the same text that
-cuda_port compiles, in which kernels become functions; the body calls one of them. Numbers reach it as macros, or as
-sizes of inputs (`x_shape[0]`): a number of its own would be an array, read over the bus.
+The text is the one that cuda_port compiles, in which kernels become functions, and behind it `NAME(inputs…, outputs…,
+sizes…) { body }`, whose body calls one of them. Numbers reach it as macros, or as sizes of inputs (`x_shape[0]`).
+MLX's `cuda_kernel` would compile such a text itself, but with headers that take it two seconds, one after another, in
+every process anew: so NVRTC is called here, and MLX launches what it made.
 """
+import os
+import re
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from ctypes import CDLL, byref, c_int
+from ctypes import CDLL, byref, c_char_p, c_int, c_size_t, c_void_p, create_string_buffer
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
+from pathlib import Path
 
 import mlx.core as mx
 
@@ -19,8 +24,10 @@ from ds4mlx.ops.kernel import Output, Size
 
 HOPPER = Limits(132, 233472, 232448)
 ATTRIBUTES = 16, 81, 97     # of the driver: multiprocessors, shared memory of one of them, and of a block at most
-CAPABILITY = 75             # of the driver: the compute capability's first number
-# Kernels become functions, whose attributes are the outer kernel's; then what MLX writes is one again.
+CAPABILITY = 75, 76         # of the driver: the compute capability's numbers
+TYPES = {mx.float32: "float", mx.float16: "__half", mx.int32: "int", mx.uint8: "unsigned char"}
+SIZE = re.compile(r"\b(\w+)_shape\[(\d)\]")
+# Kernels become functions, whose attributes are the outer kernel's.
 AS_FUNCTIONS = """#include <cuda_fp16.h>
 #undef __global__
 #undef __launch_bounds__
@@ -33,13 +40,11 @@ AS_FUNCTIONS = """#include <cuda_fp16.h>
 """
 AS_KERNEL = """
 #undef __global__
-#undef __grid_constant__
-#define __global__ __attribute__((global)) __attribute__((launch_bounds({threads}, {blocks}))){cluster}
-#define __grid_constant__ __attribute__((grid_constant))
-"""
+extern "C" __attribute__((global)) __attribute__((launch_bounds({threads}, {blocks}))){cluster} void """
 
 Observer = Callable[["CudaKernel", Sequence[mx.array], Sequence[Output], Size, Size], None]
 _observers: list[Observer] = []
+_compiled: dict[str, bytes] = {}
 
 
 @dataclass(frozen=True)
@@ -50,6 +55,7 @@ class CudaKernel:
     outputs: tuple[str, ...]
     header: str
     body: str
+    sizes: tuple[tuple[int, int], ...]      # that the body asks for: of which input, along which axis
     shared_bytes: int
     threads: int
 
@@ -60,12 +66,25 @@ class CudaKernel:
             for observer in _observers:
                 observer(self, inputs, outputs, groups, threads)
             return [mx.zeros(shape, dtype) for shape, dtype in outputs]
-        grid = groups[0] * self.threads, groups[1], groups[2]
-        return _compiled(self)(inputs=list(inputs), grid=grid, threadgroup=threads,
-                               output_shapes=[shape for shape, _ in outputs], output_dtypes=[d for _, d in outputs])
+        if self.name not in _compiled:
+            _compiled[self.name] = compiled(self.text(inputs, outputs))
+        return mx.fast.precompiled_cuda_kernel(
+            name=self.name, compiled_source=_compiled[self.name], inputs=list(inputs),
+            output_shapes=[shape for shape, _ in outputs], output_dtypes=[dtype for _, dtype in outputs],
+            scalars=[inputs[i].shape[axis] for i, axis in self.sizes],
+            grid=(groups[0] * self.threads, groups[1], groups[2]), threadgroup=threads,
+            shared_memory=self.shared_bytes, ensure_row_contiguous=True)
 
     def __hash__(self) -> int:
         return hash(self.name)
+
+    def text(self, inputs: Sequence[mx.array], outputs: Sequence[Output]) -> str:
+        """What is compiled, for arrays of these types."""
+        parameters = [f"const {TYPES[a.dtype]}* {name}" for name, a in zip(self.inputs, inputs, strict=True)]
+        parameters += [f"{TYPES[dtype]}* {name}" for name, (_, dtype) in zip(self.outputs, outputs, strict=True)]
+        parameters += [f"int {self.inputs[i]}_shape_{axis}" for i, axis in self.sizes]
+        body = SIZE.sub(r"\1_shape_\2", self.body)
+        return f"{self.header}{self.name}({', '.join(parameters)}) {{\n{body}\n}}\n"
 
 
 @cache
@@ -80,9 +99,10 @@ def kernel(stem: str, call: str, inputs: tuple[str, ...], outputs: tuple[str, ..
     macros = "".join(f"#define {name} {value}\n" for name, value in defines)
     together = f" __attribute__((cluster_dims({cluster}, 1, 1)))" if cluster > 1 else ""
     header = AS_FUNCTIONS + macros + source(stem) + AS_KERNEL.format(threads=threads, blocks=blocks, cluster=together)
-    # MLX keeps what it has compiled by name, on disk too: another text has another one.
+    sizes = sorted({(inputs.index(name), int(axis)) for name, axis in SIZE.findall(call)})
+    # MLX keeps what it has loaded by name: another text has another one.
     mark = sha256("\0".join([header, call, *inputs, *outputs]).encode()).hexdigest()[:16]
-    return CudaKernel(f"ds4_{stem}_{mark}", inputs, outputs, header, call, shared_bytes, threads)
+    return CudaKernel(f"ds4_{stem}_{mark}", inputs, outputs, header, call, tuple(sizes), shared_bytes, threads)
 
 
 @cache
@@ -103,6 +123,21 @@ def observe(observer: Observer) -> Iterator[None]:
         _observers.remove(observer)
 
 
+@contextmanager
+def prepared() -> Iterator[None]:
+    """Within the block nothing is launched; behind it all that would have been is compiled, by all processors."""
+    texts: dict[str, str] = {}
+
+    def note(k: CudaKernel, inputs: Sequence[mx.array], outputs: Sequence[Output], groups: Size, threads: Size) -> None:
+        if k.name not in _compiled and k.name not in texts:
+            texts[k.name] = k.text(inputs, outputs)
+
+    with observe(note):
+        yield
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        _compiled.update(zip(texts, pool.map(compiled, texts.values()), strict=True))
+
+
 @cache
 def limits() -> Limits:
     """Of the card; of a Hopper card where there is none."""
@@ -113,7 +148,7 @@ def limits() -> Limits:
 @cache
 def clusters() -> bool:
     """Whether blocks can run as clusters."""
-    return (_attribute(CAPABILITY) or 9) >= 9
+    return (_attribute(CAPABILITY[0]) or 9) >= 9
 
 
 def _attribute(which: int) -> int | None:
@@ -125,7 +160,41 @@ def _attribute(which: int) -> int | None:
     return None if driver.cuInit(0) or driver.cuDeviceGetAttribute(byref(value), which, 0) else value.value
 
 
+def compiled(text: str) -> bytes:
+    """Machine code for the card at hand. Raises RuntimeError with what the compiler says."""
+    nvrtc, program, size = _nvrtc(), c_void_p(), c_size_t()
+    major, minor = (_attribute(which) for which in CAPABILITY)
+    options = ["-std=c++17", f"-arch=sm_{major or 9}{minor or 0}", *(f"-I{folder}" for folder in _include_folders())]
+    nvrtc.nvrtcCreateProgram(byref(program), text.encode(), None, 0, None, None)
+    failed = nvrtc.nvrtcCompileProgram(program, len(options), (c_char_p * len(options))(*map(str.encode, options)))
+    ask, give = ((nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog) if failed else
+                 (nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN))
+    ask(program, byref(size))
+    result = create_string_buffer(size.value)
+    give(program, result)
+    nvrtc.nvrtcDestroyProgram(byref(program))
+    if failed:
+        raise RuntimeError(f"a CUDA kernel does not compile: {result.value.decode()[:2000]}")
+    return result.raw
+
+
 @cache
-def _compiled(k: CudaKernel) -> Callable[..., list[mx.array]]:
-    return mx.fast.cuda_kernel(name=k.name, input_names=list(k.inputs), output_names=list(k.outputs), source=k.body,
-                               header=k.header, shared_memory=k.shared_bytes)
+def _nvrtc() -> CDLL:
+    """The library that MLX itself has loaded."""
+    for version in ("13", "12"):
+        try:
+            return CDLL(f"libnvrtc.so.{version}")
+        except OSError:
+            continue
+    raise RuntimeError("MLX's CUDA kernels need NVRTC, and there is no libnvrtc.so here; install nvidia-cuda-nvrtc")
+
+
+@cache
+def _include_folders() -> list[str]:
+    """Where cuda_fp16.h and what it includes lie: beside NVRTC, or in a toolkit."""
+    _nvrtc()
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    loaded = {Path(line.split()[-1]) for line in lines if "libnvrtc.so" in line}
+    roots = [*(path.resolve().parents[1] for path in loaded), Path("/usr/local/cuda")]
+    folders = [root / "include" for root in roots] + [Path(mx.__file__).parent / "include"]
+    return [str(folder) for base in folders for folder in (base, base / "cccl") if folder.is_dir()]
