@@ -1,5 +1,7 @@
 import json
 
+import pytest
+
 from ds4mlx.cli.main import main
 
 
@@ -21,3 +23,13 @@ def test_bench_says_what_it_can_measure(capsys):
 def test_types_of_a_file_cannot_be_chosen(tiny_path, capsys):
     assert main(["bench", "--plan", "--model", str(tiny_path), "--quant", "q4"]) == 2
     assert "has types of its own" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flags, told", [
+    (["--op", "attention", "--engine", "cuda"], "--op is 'attention', need one of attention-in, queries"),
+    (["--op", "all"], "need --engine cuda"),
+    (["--op", "all", "--engine", "cuda", "--op-tokens", "1,none"], "--op-tokens is 'none'"),
+])
+def test_products_are_measured_by_name_on_a_card(flags, told, capsys):
+    assert main(["bench", *flags]) == 2
+    assert told in capsys.readouterr().err

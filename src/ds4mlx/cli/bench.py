@@ -30,10 +30,13 @@ def add_parser(subparsers: "_SubParsersAction[ArgumentParser]") -> None:
                     "with --teacher-forced-decode.")
     _add_sweep_flags(parser.add_argument_group("what is measured"))
     _add_output_flags(parser.add_argument_group("output"))
-    count = parser.add_argument_group("counting instead")
+    count = parser.add_argument_group("counting instead, or one product")
     count.add_argument("--plan", action="store_true",
                        help="launches and bytes of one token, kernel by kernel, in the emulator: needs clang, no GPU "
                             "and no model file")
+    count.add_argument("--op", metavar="NAME", help="with --engine cuda: what one product of a layer, or all of them, "
+                       "reach on the card, beside its own best; needs no model file")
+    count.add_argument("--op-tokens", metavar="N,N", help="--op: of so many tokens (1,16,2048)")
     count.add_argument("--quant", choices=("q2", "q4", "mxfp4"), help="--plan: routed experts of FLASH and PRO (q2)")
     add_engine_flags(parser)
     told = {"model": "GGUF file, or tiny; with --plan FLASH or PRO too",
@@ -75,6 +78,9 @@ def run(args: Namespace) -> int:
     if args.plan:
         from ds4mlx.cli.bench_plan import count
         return count(args)
+    if args.op:
+        from ds4mlx.cli.bench_op import measure
+        return measure(args)
     if args.compare:
         return _compare(args)
     if args.quant or args.ctx:
