@@ -9,6 +9,7 @@ from ds4mlx.tiny.lessons.tooling import Size, conversation, toolbox
 from ds4mlx.tiny.lessons.words import Words
 
 STAGES = (1, 2, 3)
+MANY = 4       # tools, whose schemas leave room for few questions in a short row
 STRANGE = 0.4  # share of lessons that may be
 FAR = 1500    # tokens of room from which on a lesson may be a long one
 
@@ -21,7 +22,7 @@ def episode(words: Words, stage: int, room: int) -> Episode:
     if stage == 1:
         lesson = rng.choices(("copy", "table", "tools", "talk", "sums"), (35, 25, 30, 6, 4))[0]
     else:
-        lesson = rng.choices(("copy", "table", "tools", "talk", "sums"), (10, 10, 62, 12, 6))[0]
+        lesson = rng.choices(("copy", "table", "tools", "talk", "sums"), (5, 5, 80, 7, 3))[0]
     if lesson == "tools":
         made = _tools(words, stage, room, rng.random() < STRANGE)
     else:
@@ -59,9 +60,10 @@ def _tools(words: Words, stage: int, room: int, strange: bool) -> Episode:
     """Bare at first: without the instructions around the schemas, few tools, one question."""
     rng = words.rng
     bare = stage == 1 and (room < 640 or rng.random() < 0.7)
-    size = Size(2, 2, 1) if room < 400 else Size(2, 2, 2) if bare else Size(3, 3, 2) if room < 1000 else Size()
+    size = Size(2, 2, 1) if room < 400 else Size(2, 2, 2) if bare else Size(3, 3, 2) if room < 800 else Size()
     tools = toolbox(words, size)
-    turns = conversation(words, tools, rng.randint(1, size.rounds), strange)
+    rounds = rng.randint(1, size.rounds if len(tools) < MANY or room > FAR else 2)
+    turns = conversation(words, tools, rounds, strange)
     head = system(words, 0 if bare or rng.random() < 0.8 else rng.randint(1, 12))
     return Episode(turns, head, [tool.schema() for tool in tools], bare=bare, strange=strange)
 

@@ -25,7 +25,7 @@ def toolbox(words: Words, size: Size, known_share: float = 0.35) -> list[Tool]:
     """Tools of which no two are asked for alike."""
     rng = words.rng
     tools: dict[str, Tool] = {}
-    for _ in range(rng.randint(1, size.tools)):
+    for _ in range(max(rng.randint(1, size.tools), rng.randint(1, size.tools))):
         tool = known(words) if rng.random() < known_share else invented(words, size.parameters)
         if tool.name not in [other.name for other in tools.values()]:
             tools.setdefault(tool.topic, tool)
