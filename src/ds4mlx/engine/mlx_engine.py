@@ -16,7 +16,7 @@ from ds4mlx.engine.mlx_session import MLXSession
 from ds4mlx.engine.protocol import MemoryPlan, MemoryUse, ModelInfo, Row, Step
 from ds4mlx.engine.taps import Taps
 from ds4mlx.gguf.reader import GGUF
-from ds4mlx.models.deepseek_v4 import names, schema, weights
+from ds4mlx.models.deepseek_v4 import names, schema, traced, weights
 from ds4mlx.models.deepseek_v4.directions import Steering, read_steering
 from ds4mlx.models.deepseek_v4.state import Pools
 from ds4mlx.models.fingerprint import weights_fp
@@ -50,6 +50,7 @@ class MLXEngine:
         if settings.warm_weights:
             file.warm()
         self._model = weights.load(file, self._config, settings.kv_round)
+        traced.prepare(self._model)
         self._pools = Pools(self._config, settings.kv_round)
         self._sessions: weakref.WeakSet[MLXSession] = weakref.WeakSet()
         self._decoder = Decoder(self._model, self._pools, _computes_later(settings.ops))

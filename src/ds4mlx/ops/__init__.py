@@ -1,6 +1,7 @@
 """One file an op: what it computes, its checks, the reference in plain MLX, and the choice of implementation."""
 from ds4mlx.ops.attend import attention, attention_step
 from ds4mlx.ops.compress import compress_step, compress_token
+from ds4mlx.ops.cuda_kernel import prepared
 from ds4mlx.ops.dense_matmul import dense_matmul, dense_matmuls
 from ds4mlx.ops.dequantize import arrange, dequantize
 from ds4mlx.ops.dispatch import device, only, use
@@ -19,4 +20,4 @@ __all__ = ["Blocks", "Paged", "arrange", "attention", "attention_step", "compres
            "dense_matmul", "dense_matmuls", "dequantize", "device", "expert_down", "expert_gate_up", "fp4_pack",
            "fp4_unpack", "fp8_pack", "fp8_unpack", "hyper_enter", "hyper_input", "hyper_leave", "hyper_mix",
            "hyper_output", "index_queries", "index_scores", "index_scores_step", "latent", "latent_step", "only",
-           "pack_bytes", "rope_tail", "route", "sample", "select_rows", "swiglu", "use"]
+           "pack_bytes", "prepared", "rope_tail", "route", "sample", "select_rows", "swiglu", "use"]

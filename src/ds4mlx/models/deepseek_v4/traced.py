@@ -18,6 +18,8 @@ from ds4mlx.models.deepseek_v4.layers import Batch, Tables
 from ds4mlx.models.deepseek_v4.pages import Pool, page_count
 from ds4mlx.models.deepseek_v4.stacked import StackedCompressor, StackedLayer
 
+CHUNKS = 250, 600, 2300     # tokens that are shared out to experts in tiles of each size; the longest choose rows
+
 Arrays = list[mx.array]
 
 
@@ -96,11 +98,13 @@ class TracedStep:
     def __call__(self, batch: Batch, layers: Sequence[StackedLayer]) -> mx.array:
         """Logits f32 [B, V]; the layers take in the tokens."""
         form = Form.of(batch, self._model.config)
-        if form not in self._runs:
-            self._runs[form] = mx.compile(partial(self._run, form))
+        step, rings = numbers(batch, form), [a for layer in layers for a in layer.rings()]
         pools = [c.pool for layer in layers for c in layer.compressors()]
-        logits, rings, rows = self._runs[form](numbers(batch, form), [a for layer in layers for a in layer.rings()],
-                                               [pool.rows for pool in pools])
+        if form not in self._runs:
+            with ops.prepared():
+                self._run(form, step, rings, [mx.zeros(pool.rows.shape, pool.rows.dtype) for pool in pools])
+            self._runs[form] = mx.compile(partial(self._run, form))
+        logits, rings, rows = self._runs[form](step, rings, [pool.rows for pool in pools])
         of_layer, of_pool = iter(rings), iter(rows)
         for layer in layers:
             layer.windows = next(of_layer)
@@ -124,6 +128,15 @@ def traceable(model: Model) -> Callable[[Batch, Sequence[StackedLayer]], mx.arra
     """`model.step`, traced where it pays and can be: on CUDA, with experts that are chosen without the host."""
     stacks = [w for layer in model.layers for w in (layer.ffn.experts_w1, layer.ffn.experts_w2, layer.ffn.experts_w3)]
     return TracedStep(model) if all(w.arranged for w in stacks) else lambda batch, layers: model.step(batch, layers)
+
+
+def prepare(model: Model) -> None:
+    """Compile what chunks of some sizes launch, all at once: one by one they would be waited for in the first prompt."""
+    if isinstance(traceable(model), TracedStep):
+        with ops.prepared():
+            for tokens in CHUNKS:
+                streams, update = model.chunk(mx.zeros(tokens, mx.int32), model.make_cache())
+                model.logits(streams[-1:], update.rows(slice(-1, None)))
 
 
 def _layers(config: Config, rings: Arrays, rows: Arrays) -> list[StackedLayer]:
