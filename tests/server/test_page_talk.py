@@ -169,7 +169,8 @@ def test_no_text_becomes_html(tabs, talker):
 
 
 @pytest.mark.parametrize("text", [
-    "**a `b " * 14_000, "_a_b " * 20_000, "> " * 50_000, "- " * 50_000, "|\n|" + "-" * 100_000 + "x"])
+    "**a `b " * 14_000, "_a_b " * 20_000, "> " * 50_000, "- " * 50_000, "|\n|" + "-" * 100_000 + "x",
+    "a|b\n-|-\n" + "|" * 140_000, "|" * 140_000 + "\n|-"])
 def test_endless_repetition_leaves_the_page_usable(tabs, talker, text):
     page = tabs.open(talker.url, before=recalled(text))
     page.get_by_role("button", name="New conversation").click()
@@ -181,7 +182,8 @@ MARKDOWN = {
     "a **b": "a **b", "2 * 3 * 4": "2 * 3 * 4", "snake_case_name": "snake_case_name", "``a`b``": "a`b",
     "\\*not\\*": "*not*", "***both***": "both", "1. one\n2. two": "onetwo", "<b>": "<b>", "a\nb": "a\nb",
     "> quoted\n> still": "quoted\nstill", "```\nopen": "open", "- a\n\n  b\n- c": "abc", "# Title": "Title",
-    "before\n- list": "beforelist", "|a|b|\n|-|-|\n|c|d|": "abcd", "~~~\n```\n~~~": "```"}
+    "before\n- list": "beforelist", "|a|b|\n|-|-|\n|c|d|": "abcd", "|a|b|\n|-|-|\n|c|d|e|": "abcd|e",
+    "~~~\n```\n~~~": "```"}
 
 
 def test_markdown_reads_as_one_expects(tabs, talker):
