@@ -13,7 +13,7 @@ pytest.register_assert_rewrite("engine_claims")   # tests that engines share
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")   # a busy machine is no fault of an example
 
-for name in ("COLUMNS", "LINES"):   # that of the terminal that pytest's workers report to: those of tests have their own
+for name in ("COLUMNS", "LINES"):   # of the terminal that pytest's workers report to: those of tests have their own
     os.environ.pop(name, None)
 
 V4_TOKENIZER_SHA256 = "8f9f37ca37fdc4f5fd36d5cf4d3b0e8392edb4e894fd10cc0d70b4957c8633cf"

@@ -100,7 +100,7 @@ class Model:
         self._steered = steering
 
     def lens(self, streams: np.ndarray) -> np.ndarray:
-        """f32 [T, vocab]: the logits that the head makes of residual streams [T, N, D], as taps have them of each layer.
+        """f32 [T, vocab]: the logits that the head makes of residual streams [T, N, D], as taps have them of any layer.
 
         Of the last layer's they are the model's own. Raises UsageError for an engine that has no taps.
         """

@@ -26,8 +26,8 @@ MOST_RANK, MOST_ELEMENTS = 4, 1 << 40
 
 # bfloat16 travels as its bits: numpy has no such type, and no state holds another 16-bit integer.
 DTYPES: dict[str, np.dtype] = {
-    "U8": np.dtype("u1"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2"), "F32": np.dtype("<f4"), "U32": np.dtype("<u4"),
-    "I32": np.dtype("<i4")}
+    "U8": np.dtype("u1"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2"), "F32": np.dtype("<f4"),
+    "U32": np.dtype("<u4"), "I32": np.dtype("<i4")}
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 Arrays = Mapping[str, tuple[tuple[int, ...], np.dtype]]  # name -> (shape, dtype), in storage order
