@@ -81,7 +81,7 @@ def weighed_loss(model: Model, hidden: Tensor, targets: Tensor, weights: Tensor,
     """Cross entropy by the weights of the targets [B, T], and where the likeliest token is right."""
     logits = model.logits(hidden, mode)
     loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
-    w = weights.flatten().float()
+    w = weights.flatten()
     return (loss * w).sum() / w.sum().clamp(min=1), logits.argmax(-1) == targets
 
 
@@ -105,7 +105,7 @@ class Trainer:
             for layer in self.model.layers:
                 layer.compile(dynamic=False)
             self.loss = torch.compile(weighed_loss, dynamic=False, fullgraph=True)
-        self.few_bits = False
+        self.few_bits, self.read_weight = False, args.read_weight
 
     def _resume(self, files: list[Path]) -> None:
         weights, about = checkpoint.load(files)
@@ -117,6 +117,7 @@ class Trainer:
         if self.few_bits and self.step % FEW_BITS_STEPS == 0:
             round_experts(self.model)
         ids, targets, weights = self.on_device(batch)
+        weights = torch.where(weights == ANSWER, weights, self.read_weight * weights)
         hidden, index_loss, loads = self.model(ids, self.mode)
         loss, correct = self.loss(self.model, hidden, targets, weights, self.mode)
         (loss + INDEX_WEIGHT * index_loss).backward()
@@ -131,7 +132,7 @@ class Trainer:
     def on_device(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """ids, and for each the id that follows and its weight; nothing follows the last."""
         ids, weights = (torch.from_numpy(a.astype(np.int64)).to(self.device, non_blocking=True) for a in batch)
-        return ids, F.pad(ids[:, 1:], (0, 1)), F.pad(weights[:, 1:], (0, 1))
+        return ids, F.pad(ids[:, 1:], (0, 1)), F.pad(weights[:, 1:], (0, 1)).float()
 
     def grade(self, batch: Batch) -> tuple[float, float, int]:
         """Shares as of `graded`. With gradients, though none are wanted: without, all would be compiled again."""
@@ -226,6 +227,7 @@ def main() -> None:
     parser.add_argument("--fall-from", type=float, default=1e9, help="seconds from which the rates fall")
     parser.add_argument("--fall-to", type=float, default=0.02)
     parser.add_argument("--few-bits-from", type=float, default=1e9, help="seconds from which experts are rounded")
+    parser.add_argument("--read-weight", type=float, default=1.0, help="of the lessons' weight of what is only read")
     parser.add_argument("--dense", action="store_true", help="attend to all compressed rows, chosen or not")
     parser.add_argument("--every", type=float, default=5, help="seconds between lines")
     parser.add_argument("--save-every", type=float, default=100)
