@@ -1,5 +1,9 @@
 """`ds.connect`: a session on a real server, over the scripted engine."""
+import socket
+import threading
+
 import pytest
+from cuttable import Line
 from running_server import start, stop
 
 import ds4mlx as ds
@@ -17,12 +21,13 @@ LOOK = {"type": "function", "function": {"name": "look", "parameters": {"type": 
 
 @pytest.fixture
 def serve():
-    """serve(answer, settings): the server and its `ds.connect`."""
+    """serve(answer, settings): `ds.connect` of a server."""
     servers = []
 
-    def serving(answer, **settings):
+    def serving(answer, *, step_s=0.0, **settings):
         ids = BYTES.encode_marked(answer)
-        servers.append(start(BYTES, lambda prompt: ids, settings={"diagnostics": True, **settings}))
+        servers.append(start(BYTES, lambda prompt: ids, settings={"diagnostics": True, **settings},
+                             step_s=step_s))
         return ds.connect(servers[-1].url, settings.get("api_key"))
 
     yield serving
@@ -127,6 +132,38 @@ def test_without_diagnostics_it_says_how_to_get_tokens(serve):
 def test_nobody_there_is_said_with_the_address():
     with pytest.raises(Ds4Error, match="127.0.0.1:9 does not answer"):
         ds.connect("http://127.0.0.1:9")
+
+
+def test_an_answer_that_the_connection_loses_is_not_taken_for_a_whole_one(serve):
+    server = serve("a" * 3000, step_s=0.002)
+    line = Line(server)
+    answer = iter(ds.connect(line.url).session().chat("Go on", thinking=False))
+    next(answer)
+    line.cut()
+    with pytest.raises(Ds4Error, match="broke before the answer was whole"):
+        list(answer)
+
+
+@pytest.mark.parametrize("said", [b"SSH-2.0\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\n<html>"])
+def test_who_is_no_server_of_ours_is_told_so(said):
+    def answer():
+        with other.accept()[0] as connection:
+            connection.recv(4096), connection.sendall(said)
+
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        threading.Thread(target=answer).start()
+        with pytest.raises(Ds4Error, match="does not answer|is no server of ours"):
+            ds.connect(f"http://127.0.0.1:{other.getsockname()[1]}")
+
+
+def test_an_address_needs_no_scheme(serve):
+    server = ds.connect(serve("Yes.").url.removeprefix("http://"))
+    assert server.session().chat("Hi", thinking=False).wait().text == "Yes."
+
+
+@pytest.mark.parametrize("stop", ["e riv", ["x", "e riv"]])
+def test_one_stop_string_reaches_the_server_as_one(serve, stop):
+    assert serve("The river.").session().chat("What?", thinking=False, stop=stop).wait().text == "Th"
 
 
 def test_events_end_with_finish(serve):

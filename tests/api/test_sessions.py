@@ -26,6 +26,12 @@ def test_the_answer_is_what_the_engine_s_logits_say(session):
         session.read([token])
 
 
+def test_one_stop_string_is_not_its_letters(session):
+    said = session.complete("The river", max_tokens=12, sampling=GREEDY).wait().text
+    session.rewind(0)
+    assert session.complete("The river", sampling=GREEDY, stop=said[4:8]).wait().text == said[:said.find(said[4:8])]
+
+
 def test_an_answer_can_be_broken_off_and_gone_on_with(session):
     answer = session.complete("The river", max_tokens=12, sampling=GREEDY)
     first = next(iter(answer))

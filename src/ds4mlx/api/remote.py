@@ -2,7 +2,7 @@
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from http.client import HTTPResponse
+from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 from typing import Self
 from urllib.error import HTTPError, URLError
@@ -11,7 +11,7 @@ from urllib.request import ProxyHandler, Request, build_opener
 from ds4mlx.api import saved
 from ds4mlx.api.answer import Answer
 from ds4mlx.api.chunks import Chunk, events
-from ds4mlx.api.rendering import Messages, Rendered, Style, ToolChoice, answer_message, listed, request
+from ds4mlx.api.rendering import Messages, Rendered, Style, ToolChoice, answer_message, listed, request, strings
 from ds4mlx.chat.messages import Effort, Json
 from ds4mlx.engine.protocol import Sampling
 from ds4mlx.errors import BadRequest, Ds4Error
@@ -22,8 +22,8 @@ Body = dict[str, Json]
 
 
 def connect(url: str = "http://127.0.0.1:8000", api_key: str | None = None) -> "Server":
-    """A server of ours. Raises Ds4Error where none answers."""
-    server = Server(url.rstrip("/").removesuffix("/v1"), api_key)
+    """A server of ours, by its address with or without `http://`. Raises Ds4Error where none answers."""
+    server = Server((url if "://" in url else f"http://{url}").rstrip("/").removesuffix("/v1"), api_key)
     server.models()
     return server
 
@@ -41,7 +41,11 @@ class Server:
     def models(self) -> list[str]:
         """The names that the server's model goes by. Raises Ds4Error, BadRequest."""
         with self.open("/v1/models") as answer:
-            return [model["id"] for model in json.load(answer)["data"]]
+            try:
+                return [model["id"] for model in json.load(answer)["data"]]
+            except (ValueError, KeyError, TypeError) as fault:
+                raise Ds4Error(f"what answers at {self.url} is no server of ours; give the address that ds4mlx serve "
+                               "prints") from fault
 
     def session(self) -> "RemoteSession":
         """An empty conversation."""
@@ -73,22 +77,34 @@ class Server:
         except HTTPError as fault:
             with fault:
                 raise BadRequest(_refusal(fault), status=fault.code) from None
-        except (URLError, OSError) as fault:
+        except (URLError, OSError, HTTPException, ValueError) as fault:    # ValueError: no address at all
             raise Ds4Error(f"{self.url} does not answer ({fault}); start it with ds4mlx serve, or give its address") \
                 from fault
 
     def chunks(self, path: str, body: Body) -> Iterator[Chunk]:
         """The JSON of a streamed answer, as it comes. The request is sent when the first is asked for.
 
-        Raises Ds4Error for an error in the stream, and as `open` does.
+        Raises Ds4Error for an error in the stream and for one that ends early, and as `open` does.
         """
         with self.open(path, body | {"stream": True, "stream_options": {"include_usage": True}}) as answer:
+            for data in self._data(answer):
+                chunk = json.loads(data)
+                if "error" in chunk:
+                    raise Ds4Error(chunk["error"]["message"])
+                yield chunk
+
+    def _data(self, answer: HTTPResponse) -> Iterator[bytes]:
+        """Of each event before the one that says that it is whole."""
+        fault: Exception | None = None
+        try:
             for line in answer:
-                if line.startswith(b"data: ") and line.strip() != b"data: [DONE]":
-                    chunk = json.loads(line[6:])
-                    if "error" in chunk:
-                        raise Ds4Error(chunk["error"]["message"])
-                    yield chunk
+                if line.strip() == b"data: [DONE]":
+                    return
+                if line.startswith(b"data: "):
+                    yield line[6:]
+        except (OSError, HTTPException) as broken:
+            fault = broken
+        raise Ds4Error(f"the connection to {self.url} broke before the answer was whole; ask again") from fault
 
 
 class RemoteSession:
@@ -124,7 +140,7 @@ class RemoteSession:
     def chat(self, said: str | Messages, *, tools: Sequence[dict[str, Json]] | None = None,
              tool_choice: ToolChoice | None = None, response_format: dict[str, Json] | None = None,
              thinking: bool | None = None, effort: Effort | None = None, max_tokens: int | None = None,
-             sampling: Sampling | None = None, stop: Sequence[str] = ()) -> Answer:
+             sampling: Sampling | None = None, stop: str | Sequence[str] = ()) -> Answer:
         """As Session.chat; the request is sent when the answer is read, and what is refused is raised there."""
         self._settle()
         self.style = Style(self.style.tools if tools is None else tuple(tools),
@@ -135,7 +151,7 @@ class RemoteSession:
                                                     **_limits(max_tokens, sampling, stop)})
 
     def complete(self, text: str = "", *, max_tokens: int | None = None, sampling: Sampling | None = None,
-                 stop: Sequence[str] = ()) -> Answer:
+                 stop: str | Sequence[str] = ()) -> Answer:
         """As Session.complete, behind tokens, since a server makes a question of a text."""
         self._settle()
         question = self._server.render([{"role": "user", "content": ""}]) if not self.messages else None
@@ -205,10 +221,11 @@ class RemoteSession:
             self._written += answer.text
 
 
-def _limits(max_tokens: int | None, sampling: Sampling | None, stop: Sequence[str]) -> Body:
+def _limits(max_tokens: int | None, sampling: Sampling | None, stop: str | Sequence[str]) -> Body:
     """Members of a request; without `sampling` the server decides how answers are drawn."""
     asked = {} if sampling is None else _drawn(sampling)
-    return asked | ({} if max_tokens is None else {"max_tokens": max_tokens}) | ({"stop": list(stop)} if stop else {})
+    asked |= {} if max_tokens is None else {"max_tokens": max_tokens}
+    return asked | ({"stop": list(strings(stop))} if stop else {})
 
 
 def _drawn(sampling: Sampling) -> Body:

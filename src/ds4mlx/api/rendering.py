@@ -47,6 +47,11 @@ def listed(said: str | Messages, role: Literal["user", "system"] = "user") -> li
     return [{"role": role, "content": said}] if isinstance(said, str) else list(said)
 
 
+def strings(stop: str | Sequence[str]) -> tuple[str, ...]:
+    """Where an answer stops; one text is one string, not its letters."""
+    return (stop,) if isinstance(stop, str) else tuple(stop)
+
+
 def answer_message(text: str, reasoning: str, calls: Sequence[tuple[str, str]],
                    call_ids: Sequence[str]) -> dict[str, Json]:
     """An answer as a client sends it back."""

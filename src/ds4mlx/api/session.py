@@ -9,7 +9,7 @@ import numpy as np
 
 from ds4mlx.api import saved
 from ds4mlx.api.answer import Answer
-from ds4mlx.api.rendering import Messages, Style, ToolChoice, answer_message, listed, request
+from ds4mlx.api.rendering import Messages, Style, ToolChoice, answer_message, listed, request, strings
 from ds4mlx.chat.events import Event, Usage
 from ds4mlx.chat.messages import Conversation, Effort, Json
 from ds4mlx.engine.protocol import Row, Sampling, Step
@@ -65,7 +65,7 @@ class Session:
     def chat(self, said: str | Messages, *, tools: Sequence[dict[str, Json]] | None = None,
              tool_choice: ToolChoice | None = None, response_format: dict[str, Json] | None = None,
              thinking: bool | None = None, effort: Effort | None = None, max_tokens: int | None = None,
-             sampling: Sampling | None = None, stop: Sequence[str] = ()) -> Answer:
+             sampling: Sampling | None = None, stop: str | Sequence[str] = ()) -> Answer:
         """The answer to a question, or to messages in OpenAI's form, behind those that were told before.
 
         The prompt is read before this returns; what of it the session has already is not read again: an earlier answer
@@ -86,18 +86,18 @@ class Session:
         new = [origin.end - key_bytes for origin in prompt.origins[len(old):]]
         self._ends = old + [len(kept) + n for n in tokens_within_each(self._model.tokenizer, rest, new)]
         self.messages, self.style, self._told = messages, style, True
-        turn = replace(turn, conversation=conversation, sampling=sampling or self._model.sampling, stop=tuple(stop))
+        turn = replace(turn, conversation=conversation, sampling=sampling or self._model.sampling, stop=strings(stop))
         return self._begin(turn, prompt, reused, max_tokens)
 
     def complete(self, text: str = "", *, max_tokens: int | None = None, sampling: Sampling | None = None,
-                 stop: Sequence[str] = ()) -> Answer:
+                 stop: str | Sequence[str] = ()) -> Answer:
         """What follows the session's tokens and then `text`, in which nothing is special. Raises BadRequest."""
         self._settle()
         before, tokenizer = self.tokens, self._model.tokenizer
         ids = [*(before or [tokenizer.bos]), *tokenizer.encode_literal(text)]
         reused = self._read(ids, room=1)
         self._told = False
-        turn = Turn(Conversation((), thinking=False), sampling or self._model.sampling, stop=tuple(stop),
+        turn = Turn(Conversation((), thinking=False), sampling or self._model.sampling, stop=strings(stop),
                     api="completions")
         return self._begin(turn, EncodedPrompt(Wanted(ids, b"", turn.api), (), 0, thinking=False), reused, max_tokens)
 
