@@ -47,7 +47,7 @@ def test_answers_alone_have_the_full_weight():
     tokenizer = lessons.vocabulary()
     for made in some(2, 20):
         ids = np.array(tokenizer.encode(made.segments()))
-        learned = tokenizer.decode(ids[weights_of(ids, tokenizer) == ANSWER])
+        learned = tokenizer.decode(ids[weights_of(ids, tokenizer, 4) == ANSWER])
         answers = [part.split("<｜User｜>")[0].removeprefix("<think>") for part in
                    rendered_text(made.segments()).split(ASSISTANT)[1:]]
         assert learned == "".join(answer if made.thinking and "<think>" in rendered_text(made.segments()) and

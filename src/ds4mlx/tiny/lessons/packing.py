@@ -11,7 +11,8 @@ from ds4mlx.tiny.lessons.episode import Episode
 from ds4mlx.tiny.lessons.mixing import STAGES, episode
 from ds4mlx.tiny.lessons.words import Words
 
-ANSWER, OTHER = 100, 4   # loss weights, in percent: of an answer's tokens, and of what the model reads
+ANSWER = 100                  # loss weights, in percent: of an answer's tokens,
+OTHER = {1: 4, 2: 0, 3: 0}    # and of what the model reads, by stage: names that nobody can foresee, 4 nats a token
 WAITING = 16             # lessons that wait for a row with room for them
 SHORTEST = 24            # tokens; less room than that is padded
 LONGEST_TRIES = 64
@@ -33,14 +34,14 @@ def rows(seed: int, length: int, stage: int, of_held: bool = False) -> Iterator[
         yield source.row()
 
 
-def weights_of(ids: np.ndarray, tokenizer: Tokenizer) -> np.ndarray:
-    """u8 [T]: ANSWER from behind an answer's header to its EOS, OTHER elsewhere, 0 for BOS."""
+def weights_of(ids: np.ndarray, tokenizer: Tokenizer, other: int) -> np.ndarray:
+    """u8 [T]: ANSWER from behind an answer's header to its EOS, `other` elsewhere, 0 for BOS."""
     starts = np.zeros(len(ids) + 2, np.int32)
     starts[np.flatnonzero(ids == tokenizer.control[ASSISTANT]) + 2] = 1    # the header's two tokens are given
     ends = np.zeros(len(ids) + 2, np.int32)
     ends[np.flatnonzero(ids == tokenizer.eos) + 1] = 1
     inside = np.cumsum(starts - ends)[:len(ids)]
-    weights = np.where(inside > 0, ANSWER, OTHER).astype(np.uint8)
+    weights = np.where(inside > 0, ANSWER, other).astype(np.uint8)
     weights[ids == tokenizer.bos] = 0
     return weights
 
@@ -62,7 +63,7 @@ class _Source:
         filled = 0
         while (lesson := self._fitting(self.length - filled)) is not None:
             ids[filled:filled + len(lesson)] = lesson
-            weights[filled:filled + len(lesson)] = weights_of(lesson, tokenizer)
+            weights[filled:filled + len(lesson)] = weights_of(lesson, tokenizer, OTHER[self.stage])
             filled += len(lesson)
         return ids, weights
 
