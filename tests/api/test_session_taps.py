@@ -28,7 +28,8 @@ def test_a_generated_token_s_log_probability_is_the_tap_s(session):
 def test_the_lens_on_the_last_layer_is_the_model_s_own_answer(session, model):
     session.read(range(40, 60))
     taps = session.taps(3, 9)
-    np.testing.assert_allclose(model.lens(taps.layers[model.layers - 1].streams), taps.logits, atol=1e-4)   # the last mix in one pass or two
+    found = model.lens(taps.layers[model.layers - 1].streams)
+    np.testing.assert_allclose(found, taps.logits, atol=1e-4)   # the last mix in one pass or two
     assert np.abs(model.lens(taps.layers[0].streams) - taps.logits).max() > 0.1
 
 

@@ -46,7 +46,8 @@ def test_it_gives_the_same_logits_and_state(lengths, load_oracle, untraced):
 
 def test_a_graph_is_for_a_bound_that_doubles_and_for_the_rows_that_are_completed(load_oracle):
     config, page = load_oracle().config, np.zeros((1, 1), np.int32)
-    forms = {n: Form.of(Batch(config, mx.zeros(1, mx.int32), np.array([n]), page), config) for n in (30, 34, 35, 70, 127)}
+    forms = {n: Form.of(Batch(config, mx.zeros(1, mx.int32), np.array([n]), page), config)
+             for n in (30, 34, 35, 70, 127)}
     assert forms[30] == forms[34] == Form(35, ()) and forms[35] == Form(71, (4,))
     assert forms[127] == Form(143, (4, 128)) and forms[70].written == ()
 

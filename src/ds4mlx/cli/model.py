@@ -24,8 +24,8 @@ def resolve_model(settings: Settings) -> Path:
     Says so on standard error when nothing was named and the tiny model stands in. Raises ModelFileError.
     """
     if settings.model is None and not DEFAULT_FILE.exists():
-        print(f"ds4mlx: no --model, no DS4MLX_MODEL and no ./{DEFAULT_FILE}: using the built-in tiny model, which knows "
-              f"little.\n  For DeepSeek V4 Flash: ./download.sh q2, or --model FILE.gguf", file=sys.stderr)
+        print(f"ds4mlx: no --model, no DS4MLX_MODEL and no ./{DEFAULT_FILE}: using the built-in tiny model, which "
+              f"knows little.\n  For DeepSeek V4 Flash: ./download.sh q2, or --model FILE.gguf", file=sys.stderr)
     named = settings.model or (DEFAULT_FILE if DEFAULT_FILE.exists() else TINY)
     if named in BUILT_IN:
         return path_of(named)

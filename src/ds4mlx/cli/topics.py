@@ -46,8 +46,8 @@ Nothing is computed twice
 """,
     "page": """\
 The server in a browser
-  What ds4mlx serve prints as its address is a page: a conversation, with tools whose results are typed in, and beside it
-  what each slot holds, who runs and waits, what every request went on from and why from no more. It asks no other
+  What ds4mlx serve prints as its address is a page: a conversation, with tools whose results are typed in, and beside
+  it what each slot holds, who runs and waits, what every request went on from and why from no more. It asks no other
   server, and asks for the key where there is one. What it shows, programs read as JSON: GET /stats, GET
   /admin/requests (those that run, wait, and ended last), POST /admin/requests/ID/cancel.
 """,

@@ -131,7 +131,7 @@ def traceable(model: Model) -> Callable[[Batch, Sequence[StackedLayer]], mx.arra
 
 
 def prepare(model: Model) -> None:
-    """Compile what chunks of some sizes launch, all at once: one by one they would be waited for in the first prompt."""
+    """Compile what chunks of some sizes launch, all at once: one by one, the first prompt would wait for each."""
     if isinstance(traceable(model), TracedStep):
         with ops.prepared():
             for tokens in CHUNKS:

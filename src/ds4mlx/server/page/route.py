@@ -22,8 +22,8 @@ async def root(request: Request) -> Response:
         return Line({"name": "ds4mlx", "version": version("ds4mlx")}, headers={"vary": "accept"})
     text, policy = page()
     return Response(text, media_type="text/html", headers={
-        "content-security-policy": policy, "cache-control": "no-cache", "vary": "accept", "referrer-policy": "no-referrer",
-        "x-content-type-options": "nosniff", "cross-origin-opener-policy": "same-origin"})
+        "content-security-policy": policy, "cache-control": "no-cache", "vary": "accept",
+        "referrer-policy": "no-referrer", "x-content-type-options": "nosniff", "cross-origin-opener-policy": "same-origin"})
 
 
 @cache

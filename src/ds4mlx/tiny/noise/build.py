@@ -43,8 +43,8 @@ def cached() -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         return build(path)
     except OSError as fault:
-        raise ModelFileError(f"{path}: the model of noise cannot be written there ({fault.strerror}); make room, or set "
-                             "XDG_CACHE_HOME to a directory that can be written") from fault
+        raise ModelFileError(f"{path}: the model of noise cannot be written there ({fault.strerror}); make room, or "
+                             "set XDG_CACHE_HOME to a directory that can be written") from fault
 
 
 @cache
