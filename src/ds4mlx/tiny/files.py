@@ -2,6 +2,8 @@
 from importlib import resources
 from pathlib import Path
 
+from ds4mlx.errors import ModelFileError
+
 TINY, NOISE = Path("tiny"), Path("noise")
 BUILT_IN = (TINY, NOISE)
 FILE = "ds4mlx-tiny.gguf"   # in this package
@@ -15,7 +17,9 @@ def path_of(name: Path) -> Path:
         return cached()
     if (path := trained()).exists():
         return path
-    return path_of(NOISE)
+    raise ModelFileError(f"{path}: the built-in model is not there, though it belongs to the repository and to every "
+                         "package; get it again by `git checkout src/ds4mlx/tiny`, install ds4mlx anew, or take --model "
+                         "noise, whose text means nothing")
 
 
 def trained() -> Path:
