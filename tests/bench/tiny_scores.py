@@ -1,4 +1,4 @@
-"""How well does the built-in model call tools and find facts? Held-out tasks, through a server, with both official SDKs.
+"""How well does the built-in model call tools and find facts? Held-out tasks, through a server, by both official SDKs.
 
     python tests/bench/tiny_scores.py [FILE.gguf ...] [--limit 300] [--needles 60] [--rows 64] [--slots 8] [--seed 0]
 
@@ -12,7 +12,7 @@ in the lessons. Prints a table of shares and, with --failures, what was wanted a
     result stated         of the tasks with results: the last answer holds every value that they hold
     rightly no call       of the tasks that no tool fits
     needle found          facts that lie 2,000 to 8,000 tokens back
-    perplexity            of the answers' tokens of held-out lessons, and of all tokens
+    perplexity            of the answers' tokens of held-out lessons
 """
 import argparse
 import json
@@ -190,17 +190,17 @@ def scored(model: str, options: argparse.Namespace) -> Score:
     return score
 
 
-def perplexities(model: str, rows: int, seed: int) -> tuple[float, float]:
-    """Of held-out lessons: of the answers' tokens, and of all."""
+def perplexity(model: str, rows: int, seed: int) -> float:
+    """Of the answers' tokens of held-out lessons."""
     import ds4mlx as ds
-    session, sums = ds.load(model).session(ROW), np.zeros((2, 2))
+    session, total, count = ds.load(model).session(ROW), 0.0, 0
     for ids, weights in islice(lessons.rows(seed, ROW, 2, of_held=True), rows):
         session.rewind(0)
         session.read(ids.tolist())
         nll = -session.taps(layers=[]).logprobs[np.arange(ROW - 1), ids[1:]].astype(np.float64)
-        for kind, chosen in enumerate((weights[1:] == ANSWER, weights[1:] > 0)):
-            sums[kind] += nll[chosen].sum(), chosen.sum()
-    return tuple(math.exp(total / count) for total, count in sums)
+        answers = weights[1:] == ANSWER
+        total, count = total + float(nll[answers].sum()), count + int(answers.sum())
+    return math.exp(total / count)
 
 
 def measured(model: str, options: argparse.Namespace) -> dict[str, str]:
@@ -210,8 +210,7 @@ def measured(model: str, options: argparse.Namespace) -> dict[str, str]:
         print(*score.failures, sep="\n")
     told = {name: score.told(name) for name in NAMES if score.asked[name]}
     if options.rows:
-        answers, everything = perplexities(model, options.rows, options.seed)
-        told |= {"perplexity of answers": f"{answers:.4f}", "perplexity of all tokens": f"{everything:.3f}"}
+        told |= {"perplexity": f"{perplexity(model, options.rows, options.seed):.4f}"}
     return told | {"seconds": f"{time.monotonic() - began:.0f}"}
 
 

@@ -38,7 +38,8 @@ def result(words: Words, topic: str = "") -> Result:
             text = "\n".join(lines)
             return Result(text + rng.choice(("", "", "", "\n")), f"The results are:\n{text}", tuple(lines))
         case "a":
-            values: list[Json] = [rng.choice((words.word, words.path, words.integer))() for _ in range(rng.randint(2, 4))]
+            values: list[Json] = [rng.choice((words.word, words.path, words.integer))()
+                                  for _ in range(rng.randint(2, 4))]
             told = [str(value) for value in values]
             return Result(spell(values), f"The results are {listed(told)}.", tuple(told))
         case _:

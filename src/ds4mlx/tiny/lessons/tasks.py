@@ -61,4 +61,5 @@ def _needle_task(words: Words, back: int) -> Task:
     value = str(rng.choice((words.code, words.word, words.integer))())
     question = rng.choice(ASKED).format(subject=about)
     before, after = block(words, rng.randrange(100, 800)), block(words, back)
-    return Task(f"{before}\n\n{fact(words, about, value)}\n\n{after}\n\n{question}", stated=(value,), thinking=rng.random() < 0.5, back=back)
+    text = f"{before}\n\n{fact(words, about, value)}\n\n{after}\n\n{question}"
+    return Task(text, stated=(value,), thinking=rng.random() < 0.5, back=back)

@@ -136,8 +136,8 @@ class Words:
 
     def text(self) -> str:
         """A string of any kind."""
-        return self.rng.choice((self.word, self.word, self.proper, self.code, self.path, self.phrase, self.date, self.time,
-                                self.email))()
+        return self.rng.choice((self.word, self.word, self.proper, self.code, self.path, self.phrase, self.date,
+                                self.time, self.email))()
 
     def array(self) -> list[Json]:
         make = self.word if self.rng.random() < 0.6 else self.integer
