@@ -88,7 +88,7 @@ KERNEL void scored(const float* logits, const float* bias, const int* table, con
 #define THREADS (WORKERS + LANES)
 #define PART (HIDDEN / CLUSTER)                 // channels of a block
 #define PIECES (PART / 16)                      // of 16 bytes, for a lane, of its two experts' rows
-#define HELD (PIECES * 3 / 16 * 2)              // in registers
+#define HELD ((PIECES * 3 + 15) / 16 * 2)       // in registers
 #define PART_PAD (PART + 8)
 
 KERNEL CLUSTER_OF(CLUSTER, 1, 1) __launch_bounds__(THREADS, 1) void routed(

@@ -38,7 +38,7 @@ def route_step(x: "cp.ndarray", gate: Weight, bias: "cp.ndarray | None", table: 
     tokens = next(n for n in (1, 2, 4) if T <= 4 * n)
     defines = (("E", E), ("K", k), *back.defines(), ("CLUSTER", CLUSTER), ("TOKENS", tokens))
     pieces = D // CLUSTER // 16
-    shared = 16 * 2 * E * (pieces - pieces * 3 // 16 * 2)   # what is not in registers
+    shared = 16 * 2 * E * (pieces - (pieces * 3 + 15) // 16 * 2)    # what is not in registers
     launch(kernel("route", "routed", defines, shared), (CLUSTER, -(-T // tokens)), (2 * E + LANES,),
            (x, gate.raw, bias, table, ids, selected, weight, scale, *back.arguments(), T), shared)
 
