@@ -18,9 +18,9 @@ def site_builder():
 
 
 @pytest.fixture(scope="package")
-def tiny_server(tiny_path):
+def tiny_server():
     """The port of a server over the built-in model."""
-    command = [sys.executable, "-m", "ds4mlx", "serve", "-m", str(tiny_path), "--port", "0", "--ctx", "131072",
+    command = [sys.executable, "-m", "ds4mlx", "serve", "-m", "tiny", "--port", "0", "--ctx", "131072",
                "--no-lock"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server:
         yield int(server.stdout.readline().strip().rpartition(":")[2])

@@ -28,10 +28,10 @@ def test_the_snippets_run_one_after_the_other(page, place, capsys):
     assert {path.name for path in place.iterdir()} >= MADE[page]
 
 
-def test_the_official_client_gets_a_streamed_answer(capsys, tiny_server):
+def test_the_official_client_gets_a_call_and_tells_its_result(capsys, tiny_server):
     (snippet,) = (found for found in blocks("README.md", "python") if found.startswith(CLIENT))
     exec(compile(snippet.replace("127.0.0.1:8000", f"127.0.0.1:{tiny_server}"), "README.md", "exec"), {})
-    assert capsys.readouterr().out.strip()
+    assert capsys.readouterr().out == "The temperature is 21 and the sky is sunny.\n"
 
 
 def test_no_snippet_is_left_out():
