@@ -139,6 +139,11 @@ def answered(conversation: Chat | Messages) -> tuple[list[Call], str]:
 def attempt(score: Score, make: Callable[[], Chat | Messages], task: Task) -> None:
     """One task, from its question to what the last answer states."""
     conversation = make()
+    with conversation.client:
+        _attempted(score, conversation, task)
+
+
+def _attempted(score: Score, conversation: Chat | Messages, task: Task) -> None:
     calls, text = answered(conversation)
     wanted: list[Call] = [(call.name, call.arguments) for call in task.calls]
     came = f"{task.question[-300:]!r}\n    wanted {wanted or list(task.stated)}\n    came   {calls} {text!r}"
@@ -163,19 +168,18 @@ def attempt(score: Score, make: Callable[[], Chat | Messages], task: Task) -> No
 @contextmanager
 def served(model: str, slots: int, engine: str) -> Iterator[str]:
     """The URL of a server that stops at the end."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "ds4mlx", "serve", "--model", model, "--engine", engine, "--port", "0", "--ctx",
-         str(CONTEXT), "--batched-session", str(slots), "--no-lock", "--log-level", "warning"],
-        stdout=subprocess.PIPE, text=True)
-    try:
+    with subprocess.Popen(
+            [sys.executable, "-m", "ds4mlx", "serve", "--model", model, "--engine", engine, "--port", "0", "--ctx",
+             str(CONTEXT), "--batched-session", str(slots), "--no-lock", "--log-level", "warning"],
+            stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         line = next((line for line in process.stdout if line.startswith("listening on ")), "")
         if not line:
             raise SystemExit("the server did not start")
-        yield f"http://127.0.0.1:{line.rsplit(':', 1)[1].strip()}"
-    finally:
-        process.send_signal(signal.SIGINT)
-        process.wait(60)
+        try:
+            yield f"http://127.0.0.1:{line.rsplit(':', 1)[1].strip()}"
+        finally:
+            process.send_signal(signal.SIGINT)
 
 
 def scored(model: str, options: argparse.Namespace) -> Score:
