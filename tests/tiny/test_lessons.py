@@ -12,6 +12,7 @@ from ds4mlx.text.segments import ASSISTANT, rendered_text
 from ds4mlx.tiny import lessons
 from ds4mlx.tiny.lessons.encoding import Encoder
 from ds4mlx.tiny.lessons.episode import Episode
+from ds4mlx.tiny.lessons.known import KNOWN
 from ds4mlx.tiny.lessons.mixing import STAGES, episode
 from ds4mlx.tiny.lessons.packing import ANSWER, weights_of
 from ds4mlx.tiny.lessons.tasks import held_out, needles
@@ -93,6 +94,9 @@ def test_tasks_have_names_that_no_lesson_has():
     tools = [schema for task in held_out(1, 60) for schema in task.tools]
     learned = {schema["name"] for made in some(2, 300) for schema in made.tools}
     assert len(tools) > 100 and not learned & {schema["name"] for schema in tools}
+    common = {name for tool in KNOWN for value in tool.values for name in value.strip("?").split(": ")[0].split()}
+    named = {name for schema in tools for name in schema["parameters"]["properties"]}
+    assert len(named) > 200 and not named & (common | set(listed("keys", False)) | set(listed("nouns", False)))
 
 
 def test_a_task_asks_for_calls_of_the_tools_that_it_offers():

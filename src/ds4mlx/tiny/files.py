@@ -17,7 +17,7 @@ def path_of(name: Path) -> Path:
         return cached()
     if (path := trained()).exists():
         return path
-    raise ModelFileError(f"{path}: the built-in model is not there, and it belongs to the repository and every package; "
+    raise ModelFileError(f"{path}: the built-in model is not there, but belongs to the repository and every package; "
                          "get it again by `git checkout src/ds4mlx/tiny`, install ds4mlx anew, or take --model noise, "
                          "whose text means nothing")
 

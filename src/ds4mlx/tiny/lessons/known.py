@@ -137,6 +137,7 @@ KNOWN = (
           ("How far is it from {0} to {1}?", "What is the distance from {0} to {1}?", "Distance from {0} to {1}?")),
 )
 
+RENAMED = 0.25    # share of parameters with a name that nobody else gives them
 PLAIN: dict[str, Callable[[Words], Json]] = {
     "place": Words.place, "path": Words.path, "email": Words.email, "time": Words.time, "date": Words.date,
     "number": Words.number, "code": Words.code, "proper": Words.proper}
@@ -176,7 +177,10 @@ def _name(words: Words, kind: Known) -> str:
 
 
 def _parameter(words: Words, name: str, source: str, required: bool) -> Parameter:
+    """Its name is of the half that the words are of: the common ones belong to the lessons."""
     rng = words.rng
+    if words.of_held or rng.random() < RENAMED:
+        name = joined(rng, [name, words.word()])
     kinds = {"small": "integer", "number": "number", "boolean": "boolean", "unit": "enum"}
     description = described_parameter(rng, name) if rng.random() < 0.4 else ""
     return Parameter(name, kinds.get(source, "string"), required, lambda: _value(words, rng, source),
