@@ -27,7 +27,7 @@ TABLE = {
     "cli": BOTTOM | {"chat", "text", "sessions", "gguf", "models", "engine.protocol", "engine.open",
                      "engine.mlx_importance", "engine.mlx_kernels", "engine.mlx_memory", "engine.mlx_plan", "quant",
                      "evaluation", "service", "server", "tiny", ""},
-    "cli.bench_op": {"errors", "cli", "cuda_port.op_speed"},
+    "cli.bench_op": {"errors", "cli", "cuda_port"},
     "notebook": BOTTOM | {"chat", "text", "gguf", "models", "engine", "service", "server", "tiny"},
     "api": BOTTOM | {"chat", "text", "sessions", "gguf", "engine", "models", "service", "server", "tiny"},
     "__main__": {"cli"}, "": {"api", "config", "engine", "models", "notebook", "text"},  # when they are used
