@@ -122,6 +122,6 @@ def test_lessons_as_text_have_the_ids_of_the_rows():
 
 
 def test_exchanged_pieces_keep_copies_copies():
-    text = "".join(lessons.vocabulary().decode(ids) for ids, _ in islice(lessons.rows(11, 512, 1), 60))
+    text = "".join(lessons.vocabulary().decode(ids) for ids, _ in islice(lessons.rows(11, 512, 1), 90))
     repeated = re.findall("<｜User｜>Echo ([^<]*)<｜Assistant｜>([^｜]*)<｜end", text)
     assert len(repeated) > 20 and all(answer.endswith(asked) for asked, answer in repeated)

@@ -69,7 +69,7 @@ class Words:
     def pieced(self) -> str:
         """A word of the vocabulary's pieces, as hard to say as it may be: `chivebo`, `nelurd`."""
         while True:
-            word = "".join(self.rng.choices(pieces(), k=self.rng.choice((1, 2, 2, 3))))
+            word = "".join(self.rng.choices(pieces(), k=self.rng.choice((2, 2, 2, 3))))
             if len(word) > 2 and held(word) == self.of_held:
                 return word
 
