@@ -17,8 +17,6 @@ SHORTER = {
     r"cat \S+ \| ds4mlx run": "-n 4",
     r"ds4mlx top": "--once --interval 0.1",
     r"ds4mlx logprobs": "-n 2",
-    # The built-in model need not call the tool; tests/cli/test_wire.py asks a scripted one, which does.
-    r"ds4mlx wire \w+ --check": "|| test $? = 1",
     r"curl": "-m 30",
 }
 
