@@ -27,9 +27,9 @@ PAGES = {   # name in the site -> source, in the order of the menu
     "claude-code": "docs/claude-code.md", "agents": "docs/agents.md", "command-line": "docs/command-line.md",
     "python": "docs/python.md", "many-conversations": "docs/many-conversations.md",
     "cache-format": "docs/cache-format.md", "own-file": "docs/own-file.md", "eval-data": "EVAL_DATA.md",
-    "measured": "docs/measured.md", "kernels": "docs/kernels.md", "cuda": "docs/cuda.md", "contributing": "CONTRIBUTING.md",
-    "adding-an-operation": "docs/adding-an-operation.md", "adding-a-model-family": "docs/adding-a-model-family.md",
-    "why": "docs/why.md", "changelog": "CHANGELOG.md",
+    "measured": "docs/measured.md", "kernels": "docs/kernels.md", "cuda": "docs/cuda.md",
+    "contributing": "CONTRIBUTING.md", "adding-an-operation": "docs/adding-an-operation.md",
+    "adding-a-model-family": "docs/adding-a-model-family.md", "why": "docs/why.md", "changelog": "CHANGELOG.md",
     **{f"notebook-{path.stem[:2]}": f"notebooks/{path.name}" for path in sorted(ROOT.glob("notebooks/*.ipynb"))},
 }
 REFERENCE = ("ds4mlx", "ds4mlx.api.model", "ds4mlx.api.session", "ds4mlx.api.answer", "ds4mlx.api.remote",
