@@ -23,7 +23,8 @@ async def root(request: Request) -> Response:
     text, policy = page()
     return Response(text, media_type="text/html", headers={
         "content-security-policy": policy, "cache-control": "no-cache", "vary": "accept",
-        "referrer-policy": "no-referrer", "x-content-type-options": "nosniff", "cross-origin-opener-policy": "same-origin"})
+        "referrer-policy": "no-referrer", "x-content-type-options": "nosniff",
+        "cross-origin-opener-policy": "same-origin"})
 
 
 @cache
