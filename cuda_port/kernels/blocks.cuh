@@ -140,14 +140,18 @@ DEVICE u32 iq2_octet_signs(u32 all, int o) { return __funnelshift_l(all, all, (2
 // The codebook in shared memory, once for each lane: no two lanes ever want the same bank. Entries are `pitch` bytes
 // apart.
 DEVICE void fill_codebook(u8* codebook, int pitch) {
-    for (int i = threadIdx.x; i < 256 * LANES; i += blockDim.x)
-        *(u32*)(codebook + i / LANES * pitch + i % LANES * 4) = iq2_nibbles(IQ2_ROWS[i / LANES]);
+    for (int i = threadIdx.x; i < 256 * 8; i += blockDim.x) {
+        u32 v = iq2_nibbles(IQ2_ROWS[i / 8]);
+        *(Quad*)(codebook + i / 8 * pitch + i % 8 * 16) = Quad{{v, v, v, v}};
+    }
 }
 
 // The same for the signs of eight weights, by the code of seven of them: bits 2 of nibbles.
 DEVICE void fill_signs(u8* signs) {
-    for (int i = threadIdx.x; i < 128 * LANES; i += blockDim.x)
-        *(u32*)(signs + i * 4) = iq2_signs(i / LANES);
+    for (int i = threadIdx.x; i < 128 * 8; i += blockDim.x) {
+        u32 v = iq2_signs(i / 8);
+        *(Quad*)(signs + i * 16) = Quad{{v, v, v, v}};
+    }
 }
 
 // Of a group in a tile: 2 scale + 1.

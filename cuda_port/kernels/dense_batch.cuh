@@ -156,29 +156,30 @@ DEVICE void multiply(const float* x, const Job& job, int matrix, int first_tile,
         Place p = place(job, tile, matrix);
         return rows_of(job.weights[p.matrix] + ((size_t)blockIdx.y * job.rows[p.matrix] + p.row) * pitch, pitch);
     };
-    for (int phase = 0; phase < PHASES; ++phase) {
-        int ahead = base + slot, part = 0, in = 0, out = 0;  // out, in: stages of the ring
-        Rows at = {};
-        if (ahead < mine) at = rows(ahead);
-        auto begin = [&]() {
-            if (ahead < mine) {
-                int k = split * COLUMNS + part * columns.columns;
-                Ring to = {ring + in * SLICE_BYTES};
-                if (k < PART) columns.fetch(to, at, k + phase * PART);
-                if (++part == columns.parts) {
-                    part = 0;
-                    ahead += stride;
-                    if (ahead < mine) at = rows(ahead);
-                }
+    int ahead = base + slot, ahead_phase = 0, part = 0, in = 0, out = 0, turn = 0;  // out, in: stages of the ring
+    Rows at = {};
+    if (ahead < mine) at = rows(ahead);
+    auto begin = [&]() {
+        if (ahead < mine) {
+            int k = split * COLUMNS + part * columns.columns;
+            Ring to = {ring + in * SLICE_BYTES};
+            if (k < PART) columns.fetch(to, at, k + ahead_phase * PART);
+            if (++part == columns.parts) {
+                part = 0;
+                ahead += stride;
+                if (ahead >= mine && ahead_phase + 1 < PHASES) ++ahead_phase, ahead = base + slot;
+                if (ahead < mine) at = rows(ahead);
             }
-            copies_end();
-            in = in + 1 == DEPTH ? 0 : in + 1;
-        };
-        for (int i = 0; i < DEPTH; ++i) begin();
+        }
+        copies_end();
+        in = in + 1 == DEPTH ? 0 : in + 1;
+    };
+    for (int i = 0; i < DEPTH; ++i) begin();
+    for (int phase = 0; phase < PHASES; ++phase) {
         if (phase == 0) AWAIT_TURN();
         columns.load(x + ((size_t)first * job.groups + blockIdx.y) * K + phase * PART, (size_t)job.groups * K, split,
                      tokens, rows_of_x);
-        for (int round = 0; round < rounds; ++round) {
+        for (int round = 0; round < rounds; ++round, ++turn) {
             float acc[columns.tiles][4] = {};
             if (base + slot + round * stride < mine)
 #pragma unroll
@@ -189,7 +190,7 @@ DEVICE void multiply(const float* x, const Job& job, int matrix, int first_tile,
                     if (split * COLUMNS + p * columns.columns < PART) columns.consume(acc, from, p);
                     begin();    // where the slice was that has just been read
                 }
-            float* sums = partial + round % 2 * SUMS;
+            float* sums = partial + turn % 2 * SUMS;
             columns.keep(acc, sums + group_id() * (VECTORS * TILE_ROWS), tokens);
             __syncthreads();
             for (int j = threadIdx.x; j < TOGETHER * tokens * TILE_ROWS; j += THREADS) {
@@ -205,9 +206,8 @@ DEVICE void multiply(const float* x, const Job& job, int matrix, int first_tile,
                 *y = phase ? *y + sum : sum;
             }
         }
-        await_copies<0>();
-        if (PHASES > 1) __syncthreads();
     }
+    await_copies<0>();
 }
 
 KERNEL __launch_bounds__(THREADS, 1) void batch(const float* x, const __grid_constant__ Job job) {

@@ -39,19 +39,38 @@ struct Tables {
     DEVICE u32 nibbles(u32 rows, u32 signs, int o) const { return entry<0>(rows, o) | entry<BOOK_BYTES>(signs, o); }
 };
 
-// y[0, 1] += rows g, g + 8 times half of a tile's columns: this lane's 32 of them. b: octets, as columns of B.
-DEVICE void multiply(float (&y)[2], const Quad& c, const u32 (&b)[8], const Tables& tables) {
-    int acc[4] = {};
+// y[token][0, 1] += rows g, g + 8 times half of a tile's columns: this lane's 32 of them, decoded once for all tokens. b:
+// octets, as columns of B.
+template <int TOKENS>
+DEVICE void multiply(float (&y)[TOKENS][2], const Quad& c, const u32 (&b)[TOKENS][8], const Tables& tables) {
+    int acc[TOKENS][4] = {};
     u32 s0 = c.w[1] & 0x7f7f7f7f, s1 = c.w[3] & 0x7f7f7f7f;
 #pragma unroll
     for (int o = 0; o < 4; ++o) {
         u32 n0 = tables.nibbles(c.w[0], s0, o), n1 = tables.nibbles(c.w[2], s1, o);
         u32 a[4] = {bytes_of(IQ2_CODES, IQ2_MINUS, n0), bytes_of(IQ2_CODES, IQ2_MINUS, n1),
                     bytes_of(IQ2_CODES, IQ2_MINUS, n0 >> 16), bytes_of(IQ2_CODES, IQ2_MINUS, n1 >> 16)};
-        mma_bytes(acc, a, b[2 * o], b[2 * o + 1]);
+#pragma unroll
+        for (int t = 0; t < TOKENS; ++t) mma_bytes(acc[t], a, b[t][2 * o], b[t][2 * o + 1]);
     }
-    y[0] += (float)((acc[0] * 256 + acc[1]) * tile_scale(c.w[1]));
-    y[1] += (float)((acc[2] * 256 + acc[3]) * tile_scale(c.w[3]));
+    int by0 = tile_scale(c.w[1]), by1 = tile_scale(c.w[3]);
+#pragma unroll
+    for (int t = 0; t < TOKENS; ++t) {
+        y[t][0] += (float)((acc[t][0] * 256 + acc[t][1]) * by0);
+        y[t][1] += (float)((acc[t][2] * 256 + acc[t][3]) * by1);
+    }
+}
+
+// This lane's octets of a token's columns k ... k + 127, as columns of B: planes from a token's first one on.
+DEVICE void load_octets(u32 (&b)[8], const u8* planes, int k) {
+    int g = lane_id() / 4, q = lane_id() % 4;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        Quad v = {{0, 0, 0, 0}};
+        if (g / 2 == q) v = *(const Quad*)(planes + g % 2 * PLANE + k + 32 * q + 16 * i);
+#pragma unroll
+        for (int j = 0; j < 4; ++j) b[4 * i + j] = v.w[j];
+    }
 }
 
 // What `down` finds of a pair's results for 16 rows: where their scale is among those of the 256 they belong to.
@@ -88,7 +107,7 @@ KERNEL __launch_bounds__(THREADS, 1) void gate_up(const float* x, const int* sel
     float* scales = partial + 2 * TOGETHER * SPLIT * LANES;         // [MOST][SUPERS]
     int* order = (int*)(scales + MOST * SUPERS);                    // [MOST * SLOTS]
     u8* planes = (u8*)(order + (MOST * SLOTS + 3) / 4 * 4);         // [MOST][2][PLANE]
-    int warp = group_id(), lane = lane_id(), g = lane / 4, q = lane % 4;
+    int warp = group_id(), lane = lane_id(), q = lane % 4;
     int first = MATRICES == 2 ? 0 : warp / SPLIT, super = warp % SPLIT;
     PASS_TURN();
     fill_codebook(book, LANES * 4);
@@ -107,8 +126,19 @@ KERNEL __launch_bounds__(THREADS, 1) void gate_up(const float* x, const int* sel
             for (int m = 0; m < MATRICES; ++m)
                 fetch(to[p][m], (first + m ? up : gate) + (at + p * SPLIT) * TILE_BYTES_IQ2_XXS);
     };
+    // How many pairs from k on are taken together: two of one expert, none across a barrier.
+    auto together = [&](int k) {
+        bool two = MOST > 1 && k + 1 < pairs && (k + 1) % TOGETHER;
+        return two && expert_of_entry(order[k]) == expert_of_entry(order[k + 1]) ? 2 : 1;
+    };
+    int next = 0;   // to be fetched
+    auto advance = [&](Codes (&codes)[PARTS][MATRICES]) {
+        if (next >= pairs) return;
+        begin(next, codes);
+        next += together(next);
+    };
 #pragma unroll
-    for (int d = 0; d < DEPTH; ++d) begin(d, ahead[d]);
+    for (int d = 0; d < DEPTH; ++d) advance(ahead[d]);
     for_blocks<2>(tokens * SUPERS, [&](int i) { return x + (size_t)i * 256; },
                   [&](int i, const float(&v)[8]) {
                       Octets o = encode(v);
@@ -138,49 +168,60 @@ KERNEL __launch_bounds__(THREADS, 1) void gate_up(const float* x, const int* sel
         float v = swiglu(lane_get(sum, r), lane_get(sum, r + TILE_ROWS), limit);
         keep_encoded(weight[pair] * v, lane < TILE_ROWS, pair, r, mid, fields);
     };
-    int last = -1;
-    u32 b[PARTS][2][8];
-    auto work = [&](int k, Codes (&codes)[PARTS][MATRICES]) {
-        if (k >= pairs) return;
-        int token = pair_of_entry(order[k]) / SLOTS;
-        if (token != last) {
-            last = token;
-#pragma unroll
-            for (int i = 0; i < 4 * PARTS; ++i) {
-                int p = i / 4, half = i / 2 % 2;
-                Quad v = {{0, 0, 0, 0}};
-                if (g / 2 == q)
-                    v = *(const Quad*)(planes + (2 * token + g % 2) * PLANE + (super + p * SPLIT) * 256 + 128 * half
-                                       + 32 * q + i % 2 * 16);
-#pragma unroll
-                for (int j = 0; j < 4; ++j) b[p][half][i % 2 * 4 + j] = v.w[j];
-            }
-        }
-        float v[4] = {0, 0, 0, 0};
+    // Pairs k ... of one expert.
+    auto work = [&](auto& y, int k, const Codes (&codes)[PARTS][MATRICES]) {
+        const int count = sizeof(y) / sizeof(y[0]);
 #pragma unroll
         for (int p = 0; p < PARTS; ++p) {
-            float by = 0.125f * scales[token * SUPERS + super + p * SPLIT];
+            int at = super + p * SPLIT;
+            float sums[MATRICES][count][2] = {};
 #pragma unroll
-            for (int m = 0; m < MATRICES; ++m) {
-                float y[2] = {0, 0};
-                multiply(y, codes[p][m].half[0], b[p][0], tables);
-                multiply(y, codes[p][m].half[1], b[p][1], tables);
-                y[0] *= by * half_bits(codes[p][m].d), y[1] *= by * half_bits(codes[p][m].d >> 16);
-                if (MATRICES == 2) v[2 * m] += y[0], v[2 * m + 1] += y[1];
-                else v[0] += y[0], v[1] += y[1], v[2] = v[0], v[3] = v[1];
+            for (int half = 0; half < 2; ++half) {
+                u32 b[count][8];
+#pragma unroll
+                for (int t = 0; t < count; ++t)
+                    load_octets(b[t], planes + pair_of_entry(order[k + t]) / SLOTS * 2 * PLANE, 256 * at + 128 * half);
+#pragma unroll
+                for (int m = 0; m < MATRICES; ++m) multiply<count>(sums[m], codes[p][m].half[half], b, tables);
+            }
+#pragma unroll
+            for (int t = 0; t < count; ++t) {
+                float by = 0.125f * scales[pair_of_entry(order[k + t]) / SLOTS * SUPERS + at];
+#pragma unroll
+                for (int m = 0; m < MATRICES; ++m)
+#pragma unroll
+                    for (int r = 0; r < 2; ++r)
+                        y[t][2 * m + r] += by * half_bits(codes[p][m].d >> 16 * r) * sums[m][t][r];
             }
         }
-        begin(k + DEPTH, codes);
-        int turn = k / TOGETHER;
+    };
+    auto keep = [&](float (&v)[4], int k) {
+        if (MATRICES == 1) v[2] = v[0], v[3] = v[1];
         float sum = quad_sums(v);
         if (MATRICES == 2 || q / 2 == first)
-            partial[((turn % 2 * TOGETHER + k % TOGETHER) * SPLIT + warp % SPLIT) * LANES + lane] = sum;
-        if (k % TOGETHER == TOGETHER - 1 || k == pairs - 1) {
-            __syncthreads();
-            finish(turn);
-        }
+            partial[((k / TOGETHER % 2 * TOGETHER + k % TOGETHER) * SPLIT + warp % SPLIT) * LANES + lane] = sum;
     };
-    for (int k = 0; k < pairs; k += DEPTH)
+    for (int k = 0; k < pairs;) {
 #pragma unroll
-        for (int d = 0; d < DEPTH; ++d) work(k + d, ahead[d]);
+        for (int d = 0; d < DEPTH; ++d) {
+            if (k >= pairs) break;
+            int count = together(k);
+            if (MOST > 1 && count == 2) {
+                float y[2][4] = {};
+                work(y, k, ahead[d]);
+                advance(ahead[d]);
+                keep(y[0], k), keep(y[1], k + 1);
+            } else {
+                float y[1][4] = {};
+                work(y, k, ahead[d]);
+                advance(ahead[d]);
+                keep(y[0], k);
+            }
+            k += count;
+            if (k % TOGETHER == 0 || k == pairs) {
+                __syncthreads();
+                finish((k - 1) / TOGETHER);
+            }
+        }
+    }
 }
