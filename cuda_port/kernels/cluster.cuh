@@ -1,4 +1,4 @@
-// Blocks that run together and write to one another's shared memory, where the device has that; elsewhere a cluster is one.
+// Blocks that run together and write to one another's shared memory, where a device has that; else a cluster is one.
 #ifndef DS4_CLUSTER
 #define DS4_CLUSTER
 #include "lanes.cuh"
@@ -8,6 +8,10 @@
 
 // A meeting of the blocks, which does not wait for what they are writing.
 DEVICE void cluster_arrive() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
+// The same, after which all that they have written is there for all of them.
+DEVICE void cluster_share() {
+    asm volatile("barrier.cluster.arrive.release.aligned;\n\tbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
 DEVICE void cluster_wait() { asm volatile("barrier.cluster.wait.aligned;" ::: "memory"); }
 
 // A barrier of the block's first `Threads` threads, which are whole groups of lanes.
@@ -45,8 +49,8 @@ struct Arrivals {
                         "r"(remote(&barrier, to)) : "memory");
     }
 
-    // `bytes` bytes, 16 or a multiple, by the copy engine. What they are read from was written before send_ready by each
-    // thread and a barrier of the block, and stays until the cluster has met.
+    // `bytes` bytes, a multiple of 16, by the copy engine. What they are read from was written before each thread's
+    // send_ready and a barrier of the block, and stays until the cluster has met.
     DEVICE void send(int to, float* place, const float* from, int bytes) {
         asm volatile("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
                      :: "r"(remote(place, to)), "r"((u32)__cvta_generic_to_shared(from)), "r"(bytes),
@@ -79,6 +83,7 @@ struct Arrivals {
 
 DEVICE void cluster_arrive() { __syncthreads(); }
 DEVICE void cluster_wait() {}
+DEVICE void cluster_share() { __syncthreads(); }
 #endif
 
 // Numbers that each block has for others, or for all.

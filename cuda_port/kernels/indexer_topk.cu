@@ -1,5 +1,6 @@
 // Which compressed rows a query may attend to: its index queries, the scores of the rows it sees, and the best of them.
 // Macros: H index heads of W channels, the last R rotary; PACKED rows (FP4) of ROW bytes, or floats; PAGE_ROWS a page.
+#include "cluster.cuh"
 #include "mma.cuh"
 #include "rows.cuh"
 
@@ -77,6 +78,43 @@ KERNEL void queries(const float* q, const float* cosine, const float* sine, void
 // page_stride is not 0. scores [T, width]; what a token does not see is left as it is. A block takes ROWS rows to
 // `queries` tokens. Nothing is done for tokens that see no more than `k` rows.
 #if PACKED
+// Channels 8 chunk ... of a row, as halves; the row's codes and exponents as read.
+DEVICE uint4 unpacked(u32 codes, u32 exponent) {
+    union { uint4 all; u32 words[4]; __half2 pairs[4]; } out;
+    __half2 lift = __float2half2_rn(16384.f), by = __float2half2_rn(power(exponent));
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {  // code bits lie in a half as they are, 2^14 too small
+        u32 pair = codes >> 8 * j;
+        out.words[j] = (pair & 7) << 9 | (pair & 8) << 12 | (pair & 0x70) << 21 | (pair & 0x80) << 24;
+        out.pairs[j] = __hmul2(__hmul2(out.pairs[j], lift), by);
+    }
+    return out.all;
+}
+
+// sum_h factor[h] relu(heads[h] . row) of 16 rows, of which lane l gets l / 4 and l / 4 + 8. a: the rows as tiles of A.
+DEVICE float2 scored(const u32 (&a)[W / 16][4], const __half (*heads)[PAD], const float* factor) {
+    float low = 0, high = 0;
+#pragma unroll
+    for (int n = 0; n < HEADS; n += 16) {
+        float sums[2][4] = {};
+#pragma unroll
+        for (int i = 0; i < W / 16; ++i) {
+            u32 b[4];
+            load_b(b, &heads[n][16 * i], PAD);
+            mma(sums[0], a[i], b[0], b[1]);
+            mma(sums[1], a[i], b[2], b[3]);
+        }
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+            float w0 = factor[n + 8 * j + lane_id() % 4 * 2], w1 = factor[n + 8 * j + lane_id() % 4 * 2 + 1];
+            low += w0 * fmaxf(sums[j][0], 0.f) + w1 * fmaxf(sums[j][1], 0.f);
+            high += w0 * fmaxf(sums[j][2], 0.f) + w1 * fmaxf(sums[j][3], 0.f);
+        }
+    }
+    low += lane_xor(low, 1), low += lane_xor(low, 2), high += lane_xor(high, 1), high += lane_xor(high, 2);
+    return make_float2(low, high);
+}
+
 KERNEL __launch_bounds__(256) void scores(const __half* q, const float* weight, const u8* rows, const int* pages,
                                           int page_stride, const int* positions, float* scores, int width, int T,
                                           int queries, int k, float scale) {
@@ -102,16 +140,7 @@ KERNEL __launch_bounds__(256) void scores(const __half* q, const float* weight, 
         exponents[i] = row ? row[W / 2 + (chunk0 + i) / 4] : 0;
     }
 #pragma unroll
-    for (int i = 0; i < PIECES; ++i) {
-        union { uint4 all; u32 words[4]; __half2 pairs[4]; } out;
-        __half2 lift = __float2half2_rn(16384.f), by = __float2half2_rn(power(exponents[i]));
-        for (int j = 0; j < 4; ++j) {  // code bits lie in a half as they are, 2^14 too small
-            u32 pair = codes[i] >> 8 * j;
-            out.words[j] = (pair & 7) << 9 | (pair & 8) << 12 | (pair & 0x70) << 21 | (pair & 0x80) << 24;
-            out.pairs[j] = __hmul2(__hmul2(out.pairs[j], lift), by);
-        }
-        *(uint4*)&keys[own][8 * (chunk0 + i)] = out.all;
-    }
+    for (int i = 0; i < PIECES; ++i) *(uint4*)&keys[own][8 * (chunk0 + i)] = unpacked(codes[i], exponents[i]);
     __syncthreads();
     u32 a[W / 16][4];
 #pragma unroll
@@ -123,27 +152,10 @@ KERNEL __launch_bounds__(256) void scores(const __half* q, const float* weight, 
                 i < H * (W / 8) ? *(const uint4*)(q + ((size_t)t * H * W + 8 * i)) : make_uint4(0, 0, 0, 0);
         for (int h = tid; h < HEADS; h += 256) factor[h] = h < H ? weight[(size_t)t * H + h] : 0.f;
         __syncthreads();
-        float low = 0, high = 0;
-#pragma unroll
-        for (int n = 0; n < HEADS; n += 16) {
-            float sums[2][4] = {};
-#pragma unroll
-            for (int i = 0; i < W / 16; ++i) {
-                u32 b[4];
-                load_b(b, &heads[n][16 * i], PAD);
-                mma(sums[0], a[i], b[0], b[1]);
-                mma(sums[1], a[i], b[2], b[3]);
-            }
-            for (int j = 0; j < 2; ++j) {
-                float w0 = factor[n + 8 * j + lane % 4 * 2], w1 = factor[n + 8 * j + lane % 4 * 2 + 1];
-                low += w0 * fmaxf(sums[j][0], 0.f) + w1 * fmaxf(sums[j][1], 0.f);
-                high += w0 * fmaxf(sums[j][2], 0.f) + w1 * fmaxf(sums[j][3], 0.f);
-            }
-        }
-        low += lane_xor(low, 1), low += lane_xor(low, 2), high += lane_xor(high, 1), high += lane_xor(high, 2);
+        float2 score = scored(a, heads, factor);
         int sees = (positions[t] + 1) / 4, c = first + 16 * group + lane / 4;
-        if (lane % 4 == 0 && c < sees) scores[(size_t)t * width + c] = low * scale;
-        if (lane % 4 == 0 && c + 8 < sees) scores[(size_t)t * width + c + 8] = high * scale;
+        if (lane % 4 == 0 && c < sees) scores[(size_t)t * width + c] = score.x * scale;
+        if (lane % 4 == 0 && c + 8 < sees) scores[(size_t)t * width + c + 8] = score.y * scale;
     }
 }
 #else
@@ -172,17 +184,11 @@ DEVICE u32 ordered(float v) {  // as the floats are ordered, -0 equal to 0
     return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
 
-// chosen[t] = the k best of the rows that t sees, ascending, the lower row of equal scores; all of them, and then their
-// successors, where it sees no more than k. A block a token: the k-th key byte by byte, then one ordered walk.
-KERNEL void choose(const float* scores, const int* positions, int* chosen, int width, int k) {
-    TAKE_TURN();
+// chosen = the k best of `seen` rows, ascending, the lower row of equal scores: the k-th key byte by byte, then one
+// ordered walk. A block.
+DEVICE void best(const float* scores, int seen, int k, int* chosen) {
     __shared__ u32 counts[256], prefix, wanted, over[LANES], equal[LANES];
-    int t = blockIdx.x, tid = threadIdx.x, seen = (positions[t] + 1) / 4;
-    chosen += (size_t)t * k, scores += (size_t)t * width;
-    if (seen <= k) {
-        for (int i = tid; i < k; i += blockDim.x) chosen[i] = i;
-        return;
-    }
+    int tid = threadIdx.x;
     if (tid == 0) prefix = 0, wanted = k;
     for (int shift = 24; shift >= 0; shift -= 8) {
         for (int i = tid; i < 256; i += blockDim.x) counts[i] = 0;
@@ -235,3 +241,94 @@ KERNEL void choose(const float* scores, const int* positions, int* chosen, int w
         more_before += key > last, same_before += key == last;
     }
 }
+
+// chosen[t] = the k best of the rows that t sees; all of them, and then their successors, where it sees no more than k.
+// A block a token.
+KERNEL void choose(const float* scores, const int* positions, int* chosen, int width, int k) {
+    TAKE_TURN();
+    int t = blockIdx.x, seen = (positions[t] + 1) / 4;
+    chosen += (size_t)t * k;
+    if (seen > k) best(scores + (size_t)t * width, seen, k, chosen);
+    else
+        for (int i = threadIdx.x; i < k; i += blockDim.x) chosen[i] = i;
+}
+
+#if defined(CLUSTER)
+// All of it for a step's tokens, a cluster each: its blocks turn some heads each and send them to all, score some rows
+// each, and the first chooses. Rows of earlier steps are there before this step's turn. q [T, H W]; pages
+// [T, page_stride]. share: rows of a block, a multiple of 16; shared memory: 2 PAD (share + HEADS) + 4 HEADS +
+// 4 share (CLUSTER + 1) bytes.
+#define THREADS 512
+#define OWN (HEADS / CLUSTER)   // heads
+
+KERNEL CLUSTER_OF(CLUSTER, 1, 1) __launch_bounds__(THREADS) void pick(
+    const float* q, const float* cosine, const float* sine, const float* weight, const u8* rows, const int* pages,
+    int page_stride, const int* positions, int* chosen, int k, int share, float scale) {
+    PASS_TURN();  // positions and pages were there before anything that is still under way
+    extern __shared__ __align__(16) u8 memory[];
+    __half (*heads)[PAD] = (__half(*)[PAD])memory, (*keys)[PAD] = heads + HEADS;
+    float *factor = (float*)(keys + share), *mine = factor + HEADS, *all = mine + share;
+    __shared__ Arrivals queries, scores;
+    int tid = threadIdx.x, lane = lane_id(), group = group_id(), rank = blockIdx.x, t = blockIdx.y;
+    int position = positions[t], seen = (position + 1) / 4, first = rank * share, count = min(seen - first, share);
+    if (tid == 0) queries.open(2 * (HEADS - OWN) * PAD);
+    if (tid == 0 && rank == 0) scores.open(4 * CLUSTER * share);
+    cluster_arrive();
+    pages += (size_t)t * page_stride;
+    auto load = [&](int begin, int end) {
+        for (int i = begin * (W / 8) + tid; i < end * (W / 8); i += THREADS) {
+            int chunk = i % (W / 8);
+            const u8* row = row_at(rows, pages, first + i / (W / 8));
+            *(uint4*)&keys[i / (W / 8)][8 * chunk] = unpacked(*(const u32*)(row + 4 * chunk), row[W / 2 + chunk / 4]);
+        }
+    };
+    int old = max(min(position / 4 - first, count), 0);
+    load(0, old);
+    cluster_wait();
+    AWAIT_TURN();
+    if (seen <= k) {
+        for (int i = tid; rank == 0 && i < k; i += THREADS) chosen[(size_t)t * k + i] = i;
+        return;
+    }
+    load(old, count);
+    if (group < OWN) {
+        int h = rank * OWN + group;
+        float v[EACH];
+#pragma unroll
+        for (int i = 0; i < EACH; ++i) v[i] = h < H ? q[((size_t)t * H + h) * W + EACH * lane + i] : 0.f;
+        turn(v, cosine + (size_t)t * (R / 2), sine + (size_t)t * (R / 2));
+#pragma unroll
+        for (int i = 0; i < EACH; i += 2)
+            *(__half2*)&heads[h][EACH * lane + i] = __floats2half2_rn(v[i], v[i + 1]);
+    } else if (group == OWN) {
+        for (int h = lane; h < HEADS; h += LANES) factor[h] = h < H ? weight[(size_t)t * H + h] : 0.f;
+    }
+    Arrivals::send_ready();
+    __syncthreads();
+    if (tid < CLUSTER && tid != rank) {
+        float* own = (float*)heads[rank * OWN];
+        queries.send(tid, own, own, 2 * OWN * PAD);
+    }
+    queries.wait();
+    for (int tile = group; tile < share / 16; tile += THREADS / LANES) {
+        if (16 * tile >= count) continue;
+        u32 a[W / 16][4];
+#pragma unroll
+        for (int i = 0; i < W / 16; ++i) load_a(a[i], &keys[16 * tile][16 * i], PAD);
+        float2 score = scored(a, heads, factor);
+        if (lane % 4 == 0) {
+            mine[16 * tile + lane / 4] = score.x * scale;
+            mine[16 * tile + lane / 4 + 8] = score.y * scale;
+        }
+    }
+    Arrivals::send_ready();
+    __syncthreads();
+    if (tid == 0) scores.send(0, all + rank * share, mine, 4 * share);
+    if (rank == 0) {
+        scores.wait();
+        best(all, seen, k, chosen + (size_t)t * k);
+    }
+    cluster_arrive();
+    cluster_wait();  // a block must not end while what it sends is read
+}
+#endif

@@ -79,7 +79,7 @@ KERNEL void scored(const float* logits, const float* bias, const int* table, con
 }
 
 #if defined(CLUSTER)
-// A step with the logits' product, of halves: TOKENS are a cluster of CLUSTER blocks, a block HIDDEN / CLUSTER channels
+// A step with the logits' product, of halves: a token is a cluster of CLUSTER blocks, a block HIDDEN / CLUSTER channels
 // of all experts, a group of lanes 16 of those; a last group does what is left of the hyper-connection before. The
 // weights are there before the token is, in registers and, 16 WORKERS (PIECES - HELD) bytes, in shared memory. They are
 // tiles of A, a token two columns of B, halves and what those leave; channels are taken in another order, the same for
@@ -94,15 +94,15 @@ KERNEL void scored(const float* logits, const float* bias, const int* table, con
 KERNEL CLUSTER_OF(CLUSTER, 1, 1) __launch_bounds__(THREADS, 1) void routed(
     const float* x, const u8* gate, const float* bias, const int* table, const int* ids, int* selected, float* weight,
     float scale, const float* sums, const float* hc_scale, const float* base, int iterations, float hc_eps, float eps,
-    float* post, float* m, int T) {
+    float* post, float* m) {
     PASS_TURN();
     extern __shared__ __align__(16) u8 memory[];
-    __shared__ Mailbox<CLUSTER, E> mail[TOKENS];
-    __shared__ __align__(16) __half token[2 * TOKENS][PART_PAD];
+    __shared__ Mailbox<CLUSTER, E> mail;
+    __shared__ __align__(16) __half token[2][PART_PAD];
     Quad held[HELD], *more = (Quad*)memory;
-    int tid = threadIdx.x, lane = lane_id(), rank = blockIdx.x, begin = blockIdx.y * TOKENS;
+    int tid = threadIdx.x, lane = lane_id(), rank = blockIdx.x, t = blockIdx.y;
     bool works = tid < WORKERS;
-    if (rank == 0 && tid < TOKENS) mail[tid].open();
+    if (rank == 0 && tid == 0) mail.open();
     cluster_arrive();
     int expert = 16 * group_id() + lane / 4;
 #pragma unroll
@@ -117,14 +117,13 @@ KERNEL CLUSTER_OF(CLUSTER, 1, 1) __launch_bounds__(THREADS, 1) void routed(
     AWAIT_TURN();
     if (!works) {
         WayBack back = {sums, hc_scale, base, iterations, hc_eps, eps, post, m};
-        if (rank == CLUSTER - 1 && lane < TOKENS && begin + lane < T) way_back<STREAMS, HIDDEN>(back, begin + lane);
+        if (rank == CLUSTER - 1 && lane == 0) way_back<STREAMS, HIDDEN>(back, t);
         return;
     }
-    for (int i = tid; i < TOKENS * PART; i += WORKERS) {
-        int k = i / PART, c = i % PART;
-        float v = x[(size_t)min(begin + k, T - 1) * HIDDEN + rank * PART + c];
+    for (int c = tid; c < PART; c += WORKERS) {
+        float v = x[(size_t)t * HIDDEN + rank * PART + c];
         __half high = __float2half_rn(v);
-        token[2 * k][c] = high, token[2 * k + 1][c] = __float2half_rn(v - __half2float(high));
+        token[0][c] = high, token[1][c] = __float2half_rn(v - __half2float(high));
     }
     await_copies<0>();
     meet<WORKERS>();
@@ -134,23 +133,21 @@ KERNEL CLUSTER_OF(CLUSTER, 1, 1) __launch_bounds__(THREADS, 1) void routed(
         Quad a = i < HELD ? held[i] : more[(i - HELD) * WORKERS + tid];
         Quad b = i < HELD ? held[i + 1] : more[(i + 1 - HELD) * WORKERS + tid];
         Quad v = {{0, 0, 0, 0}};
-        if (lane / 4 < 2 * TOKENS) v = *(const Quad*)&token[lane / 4][i / 2 * 32 + lane % 4 * 8];
+        if (lane / 4 < 2) v = *(const Quad*)&token[lane / 4][i / 2 * 32 + lane % 4 * 8];
         u32 first[4] = {a.w[0], b.w[0], a.w[1], b.w[1]}, second[4] = {a.w[2], b.w[2], a.w[3], b.w[3]};
         mma(sum[0], first, v.w[0], v.w[1]);
         mma(sum[1], second, v.w[2], v.w[3]);
     }
-    int own = lane % 4;  // columns 2k and 2k + 1 are the two of token k
-    if (own < TOKENS) {
-        mail[own].post(0, rank, expert, sum[0][0] + sum[0][1] + sum[1][0] + sum[1][1]);
-        mail[own].post(0, rank, expert + 8, sum[0][2] + sum[0][3] + sum[1][2] + sum[1][3]);
+    if (lane % 4 == 0) {  // columns 0 and 1 are the token's
+        mail.post(0, rank, expert, sum[0][0] + sum[0][1] + sum[1][0] + sum[1][1]);
+        mail.post(0, rank, expert + 8, sum[0][2] + sum[0][3] + sum[1][2] + sum[1][3]);
     }
-    int k = group_id(), t = begin + k;
-    if (rank || k >= TOKENS || t >= T) return;
-    mail[k].wait();
+    if (rank || group_id()) return;
+    mail.wait();
     auto logit = [&](int e) {
         float z = 0;
 #pragma unroll
-        for (int r = 0; r < CLUSTER; ++r) z += mail[k].values[r][e];
+        for (int r = 0; r < CLUSTER; ++r) z += mail.values[r][e];
         return z;
     };
     if (table) look_up(logit, table + (size_t)ids[t] * K, selected + t * K, weight + t * K, scale);

@@ -1,7 +1,6 @@
-// The next token of each row of logits: a cluster of CLUSTER blocks finds the best of a row, and the sum of its
-// exponentials; the rest, where a token is drawn, is for the first of them. Weights are whole numbers, 2^40 for the best token, so that
-// their sums are exact in any order; the token that a sum falls on is found digit by digit of the logits' bits, best
-// first.
+// The next token of each row of logits: a cluster of CLUSTER blocks looks through a row, each at its part. Weights are
+// whole numbers, 2^40 for the best token, so that their sums are exact in any order; the token that a sum falls on is
+// found among those of one bin, digit by digit of the logits' bits, best first.
 #include "cluster.cuh"
 
 #define THREADS 1024
@@ -42,10 +41,12 @@ struct Row {
 
     DEVICE u32 key(int i) const { return keys ? keys[i] : ordered(logits[i]); }
     DEVICE int id(int i) const { return keys ? ids[i] : i; }
-    DEVICE float share(u32 key) const {  // of the best token's weight
-        float x = unordered(key), gap = x == best ? 0.f : x - best;
+    DEVICE float share_of(float x) const {  // of the best token's weight
+        float gap = x == best ? 0.f : x - best;
         return expf(gap / temperature);
     }
+
+    DEVICE float share(u32 key) const { return share_of(unordered(key)); }
 
     DEVICE u64 weight(u32 key) const { return counting ? 1 : (u64)(share(key) * ONE); }
 };
@@ -195,6 +196,139 @@ DEVICE Found find(const float* logits, const float* plain, int begin, int end, S
     return Found{best, most, sum, shared.id};
 }
 
+#if CLUSTER > 1
+#define BINS 32     // by how far a logit is below the best, up to where its weight is nothing
+#define PART ((V + CLUSTER - 1) / CLUSTER)
+#define PER ((PART + THREADS - 1) / THREADS)
+
+DEVICE u64 joined(const float* pair) { return __float_as_uint(pair[0]) | (u64)__float_as_uint(pair[1]) << 32; }
+
+DEVICE float2 parted(u64 v) { return make_float2(__uint_as_float((u32)v), __uint_as_float((u32)(v >> 32))); }
+
+// A token drawn by all blocks of a cluster, each with a part of the row in registers: sums by bin tell in which bin the
+// token lies, whose tokens the first block then looks through.
+struct Draw {
+    Mailbox<CLUSTER, 2 * (BINS + 1)> sums;      // by bin, and of those that share at least min_p
+    Mailbox<CLUSTER, 1> counts[2];
+    Mailbox<1, 2> kept;
+    u64 upto[BINS + 1];                         // sums of the bins before
+    u32 bins[THREADS / LANES][2][BINS];         // of a group of lanes, low and high bits of weights
+
+    DEVICE void open() { sums.open(), counts[0].open(), counts[1].open(), kept.open(); }
+
+    static DEVICE int bin(const Row& row, float x) {
+        float at = (x == row.best ? 0.f : row.best - x) / row.temperature * (BINS / 28.f);
+        return at < BINS - 1 ? (int)at : BINS - 1;
+    }
+
+    // Fills `upto`; the sum of those that share at least `least`.
+    DEVICE u64 add_up(const Row& row, const float (&x)[PER], float least, int rank, Shared& shared) {
+        int tid = threadIdx.x;
+        u64 mine = 0;
+        for (int i = tid; i < (int)(sizeof(bins) / 4); i += THREADS) (&bins[0][0][0])[i] = 0;
+        __syncthreads();
+#pragma unroll
+        for (int i = 0; i < PER; ++i) {
+            float share = row.share_of(x[i]);
+            u64 weight = (u64)(share * ONE);
+            if (!weight) continue;
+            if (share >= least) mine += weight;
+            u32* to = bins[group_id()][0] + bin(row, x[i]);
+            atomicAdd(to, (u32)weight & 0xfffffu), atomicAdd(to + BINS, (u32)(weight >> 20));
+        }
+        mine = block_total(mine, shared);
+        if (tid <= BINS) {
+            for (int g = 0; g < THREADS / LANES && tid < BINS; ++g) {
+                if (g == 0) mine = 0;
+                mine += bins[g][0][tid] + ((u64)bins[g][1][tid] << 20);
+            }
+            for (int r = 0; r < CLUSTER; ++r) sums.arrivals.post(r, &sums.values[rank][2 * tid], parted(mine));
+        }
+        sums.wait();
+        u64 listed = 0;
+        for (int r = 0; r < CLUSTER; ++r) listed += joined(&sums.values[r][2 * BINS]);
+        if (tid < BINS) {
+            u64 v = 0;
+            for (int r = 0; r < CLUSTER; ++r) v += joined(&sums.values[r][2 * tid]);
+            for (int by = 1; by < LANES; by *= 2) {
+                u64 other = lane_up(v, by);
+                if (tid >= by) v += other;
+            }
+            upto[tid + 1] = v;
+            if (tid == 0) upto[0] = 0;
+        }
+        __syncthreads();
+        return listed;
+    }
+
+    // For the first block what `pass` gives, of all tokens of the row.
+    DEVICE Place look(Row row, const float (&x)[PER], u64 target, int rank, Mailbox<CLUSTER, 1>& mail, u32* keys,
+                      int* ids, u64& sum, Shared& shared) {
+        int j = 0, own = 0, tid = threadIdx.x;
+        while (j < BINS - 1 && upto[j + 1] <= target) ++j;
+        u32 in = 0;
+#pragma unroll
+        for (int i = 0; i < PER; ++i)
+            if (bin(row, x[i]) == j && (u64)(row.share_of(x[i]) * ONE)) in |= 1u << i;
+        own = __popc(in);
+        int upper = own;
+        for (int by = 1; by < LANES; by *= 2) {
+            int other = lane_up(upper, by);
+            if (lane_id() >= by) upper += other;
+        }
+        if (tid == 0) shared.id = 0, shared.low = ~0u, shared.high = 0;
+        __syncthreads();
+        int at = lane_id() == LANES - 1 ? atomicAdd(&shared.id, upper) : 0;
+        at = lane_get(at, LANES - 1) + upper - own;
+        __syncthreads();
+        if (tid < CLUSTER) mail.post(tid, rank, 0, __int_as_float(shared.id));
+        mail.wait();
+        int total = 0;
+        for (int r = 0; r < CLUSTER; ++r) {
+            int count = __float_as_int(mail.values[r][0]);
+            at += r < rank ? count : 0, total += count;
+        }
+        u32 low = ~0u, high = 0;
+#pragma unroll
+        for (int i = 0; i < PER; ++i)
+            if (in >> i & 1) keys[at] = ordered(x[i]), ids[at++] = rank * PART + i * THREADS + tid;
+        cluster_share();
+        Place place = {0, V - 1};
+        if (rank) return place;
+        for (int i = tid; i < total; i += THREADS) low = min(low, keys[i]), high = max(high, keys[i]);
+        low = lanes_min(low), high = lanes_max(high);
+        if (lane_id() == 0) atomicMin(&shared.low, low), atomicMax(&shared.high, high);
+        __syncthreads();
+        row.keys = keys, row.ids = ids, row.count = total, row.low = shared.low, row.high = shared.high;
+        place = pass(row, target - upto[j], sum, shared);
+        sum += upto[j];
+        return place;
+    }
+
+    DEVICE Place operator()(const Row& row, float uniform, float min_p, float top_p, int rank, u32* keys, int* ids,
+                            Shared& shared) {
+        float x[PER];
+#pragma unroll
+        for (int i = 0; i < PER; ++i) {
+            int at = i * THREADS + threadIdx.x;
+            x[i] = at < PART && rank * PART + at < V ? row.logits[rank * PART + at] : -INFINITE;
+        }
+        u64 left = add_up(row, x, min_p, rank, shared), passed;
+        if (top_p < 1) {
+            u64 enough = max((u64)((float)upto[BINS] * top_p), (u64)1);
+            if (enough <= left) {  // else the least share decides
+                look(row, x, enough - 1, rank, counts[0], keys, ids, passed, shared);
+                if (rank == 0 && threadIdx.x < CLUSTER) kept.arrivals.post(threadIdx.x, kept.values[0], parted(passed));
+                kept.wait();
+                left = joined(kept.values[0]);
+            }
+        }
+        u64 target = left ? min((u64)((float)left * uniform), left - 1) : 0;
+        return look(row, x, target, rank, counts[1], keys, ids, passed, shared);
+    }
+};
+#endif
+
 // logits f32 [B, V], -inf where forbidden, plain [B, V] as the model gave them. settings f32 [B, 4]: uniform,
 // temperature, min_p, top_p; top_k [B]. token [B]; report [B, 2]: log-probability in the plain distribution, the
 // adjusted logit. next [B], if not null, gets the token too: the input of the following step. keys, ids [B, V]: to work
@@ -206,21 +340,28 @@ KERNEL CLUSTER_OF(CLUSTER, 1, 1) __launch_bounds__(THREADS) void sample(
     __shared__ Shared shared;
     __shared__ Mailbox<CLUSTER, 4> mail;
     int rank = blockIdx.x, b = blockIdx.y;
-    if (rank == 0 && threadIdx.x == 0) mail.open();
+#if CLUSTER > 1
+    __shared__ Draw draw;
+    if (threadIdx.x == 0) draw.open();
+#endif
+    if (threadIdx.x == 0) mail.open();
     cluster_arrive();
     cluster_wait();
     AWAIT_TURN();
     logits += (size_t)b * V, plain += (size_t)b * V, settings += 4 * b;
-    const int PART = (V + CLUSTER - 1) / CLUSTER;
-    Found found = find(logits, plain, rank * PART, min((rank + 1) * PART, V), shared);
+    const int OF_BLOCK = (V + CLUSTER - 1) / CLUSTER;
+    float uniform = settings[0], temperature = settings[1], min_p = settings[2], top_p = settings[3];
+    int k = top_k[b];
+    bool draws = temperature > 0 && top_p > 0, few = k > 0 && k < V;
+    Found found = find(logits, plain, rank * OF_BLOCK, min((rank + 1) * OF_BLOCK, V), shared);
     if (threadIdx.x < 4) {
         float all[4] = {found.best, found.most, found.sum, __int_as_float(found.at)};
         float mine = all[0];
         for (int i = 1; i < 4; ++i)
             if (threadIdx.x == i) mine = all[i];
-        mail.post(0, rank, threadIdx.x, mine);
+        for (int r = 0; r < (draws && !few ? CLUSTER : 1); ++r) mail.post(r, rank, threadIdx.x, mine);
     }
-    if (rank) return;
+    if (rank && (!draws || few)) return;
     mail.wait();
     found = Found{-INFINITE, -INFINITE, 0, V};
     for (int r = 0; r < CLUSTER; ++r) {
@@ -228,14 +369,19 @@ KERNEL CLUSTER_OF(CLUSTER, 1, 1) __launch_bounds__(THREADS) void sample(
         found.join(Found{part[0], part[1], part[2], __float_as_int(part[3])});
     }
     float best = found.best, most = found.most, sum = found.sum;
-    float uniform = settings[0], temperature = settings[1], min_p = settings[2], top_p = settings[3];
     Place choice = {0, min(found.at, V - 1)};
+    Row row = {logits, 0, 0, V, 0, ~0u, best, fminf(fmaxf(temperature, 1e-30f), 1e30f), false, {0, V}};
     __syncthreads();
-    if (temperature > 0 && top_p > 0) {
-        Row row = {logits, 0, 0, V, 0, ~0u, best, fminf(fmaxf(temperature, 1e-30f), 1e30f), false, {0, V}};
+#if CLUSTER > 1
+    if (draws && !few) {
+        choice = draw(row, uniform, min_p, top_p, rank, keys + (size_t)b * V, ids + (size_t)b * V, shared);
+        if (rank) return;
+        draws = false;
+    }
+#endif
+    if (draws) {
         u64 passed, kept, all;
-        int k = top_k[b];
-        if (k > 0 && k < V) {
+        if (few) {
             row.counting = true;
             row.last = pass(row, k - 1, passed, shared);
             row.counting = false;
@@ -253,6 +399,7 @@ KERNEL CLUSTER_OF(CLUSTER, 1, 1) __launch_bounds__(THREADS) void sample(
         u64 target = min((u64)((float)kept * uniform), kept - 1);
         choice = pass(row, target, passed, shared);
     }
+    choice.id = min(choice.id, V - 1);
     if (threadIdx.x == 0) {
         token[b] = choice.id;
         report[2 * b] = plain[choice.id] - most - logf(sum), report[2 * b + 1] = logits[choice.id];

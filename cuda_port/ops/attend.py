@@ -13,8 +13,6 @@ from ds4mlx.cuda_port.sizes import Sizes
 
 CHUNK_KEYS = 64      # of a tile
 STEP_HEADS = 16      # of a block; a token's keys are split over 8 blocks or fewer, the most that a cluster can have
-WIDE_HEADS, WIDE_GROUPS = 32, 8     # the same for many tokens of many keys: a key is unpacked for more heads at once
-WIDE_TOKENS, WIDE_KEYS = 4, 320     # from here on
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,14 +73,6 @@ def _attend_step(q: "cp.ndarray", table: "cp.ndarray", rows: Rows, positions: "c
     args = [q, table[0], table[1], rows.window, c_longlong(rows.slot_bytes), rows.slots, rows.pool, rows.pages,
             0 if rows.pages is None else rows.pages.shape[1], positions, rows.chosen, picks, sink, eps, o]
     back = last[0] is not None
-    if clustered and H % WIDE_HEADS == 0 and T >= WIDE_TOKENS and keys > WIDE_KEYS:
-        slices = 8 if T < 2 * WIDE_TOKENS else 4
-        shared = _chunk_bytes(WIDE_HEADS, sizes) + 4 * WIDE_HEADS * D
-        wide = (*defines, ("STEP", 2), ("HEADS", WIDE_HEADS), ("KEYS", CHUNK_KEYS), ("GROUPS", WIDE_GROUPS),
-                ("SLICES", slices), ("BLOCKS", 1))
-        launch(kernel("attend", "attend", wide, shared), (H // WIDE_HEADS + back, T, slices), (32 * WIDE_GROUPS,),
-               (*args, None, None, *last), shared)
-        return
     sums, limits, blocks = None, None, -(-H // STEP_HEADS)
     slices, together, tile = attention_slices(blocks, T, keys, processors())
     if not clustered:
@@ -93,7 +83,7 @@ def _attend_step(q: "cp.ndarray", table: "cp.ndarray", rows: Rows, positions: "c
     middle = max(2 * STEP_HEADS * (D + 8), 16 * STEP_HEADS * (tile + 4))
     shared = 2 * tile * (D + 8) + middle + 2 * STEP_HEADS * (tile + 8) + 12 * STEP_HEADS + 8 * tile \
         + 4 * STEP_HEADS * D * (clustered and together == 1)
-    launch(kernel("attend", "attend", defines, shared), (blocks + back, T, slices), (256,),
+    launch(kernel("attend", "attend", defines, shared), (blocks * T + back, 1, slices), (256,),
            (*args, sums, limits, *last), shared)
     if not clustered:
         launch(kernel("attend", "combine", defines), (H, T), (D // 2,), (sums, limits, sink, table[0], table[1], o))

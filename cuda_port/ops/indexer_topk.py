@@ -4,12 +4,15 @@ import numpy as np
 from ds4mlx.cuda_port import scratch
 from ds4mlx.cuda_port.build import kernel
 from ds4mlx.cuda_port.device import cupy as cp
-from ds4mlx.cuda_port.launch import launch
+from ds4mlx.cuda_port.forms import BLOCK_OWN_BYTES
+from ds4mlx.cuda_port.launch import clusters, launch, limits
 from ds4mlx.cuda_port.sizes import Sizes, page_rows
 
 ROWS = 128                # that a block scores
 CHUNK_QUERIES = 16        # that it takes to them, of a chunk
 SCORE_FLOATS = 1 << 26    # of [tokens, rows] at once: 256 MiB, whatever the context
+CLUSTER = 8               # blocks that share a step's token
+CLUSTER_SHARE = 0.85      # of the multiprocessors, at most: more clusters do not fit at once
 
 
 def choose_rows(q: "cp.ndarray", weight: "cp.ndarray", table: "cp.ndarray", rows: "cp.ndarray", pages: "cp.ndarray",
@@ -25,6 +28,11 @@ def choose_rows(q: "cp.ndarray", weight: "cp.ndarray", table: "cp.ndarray", rows
     scale = (H * W) ** -0.5
     defines = (("H", H), ("W", W), ("R", sizes.rotary), ("PACKED", int(sizes.packed)), ("ROW", sizes.index_row_bytes),
                ("PAGE_ROWS", page_rows(4)))
+    if not together and sizes.packed and (share := _share(T, H, W, most)):
+        shared = _pick_bytes(H, W, share)
+        launch(kernel("indexer_topk", "pick", (*defines, ("CLUSTER", CLUSTER)), shared), (CLUSTER, T), (512,),
+               (q, table[0], table[1], weight, rows, pages, pages.shape[1], positions, chosen, k, share, scale), shared)
+        return
     turned = scratch.take("indexer.queries", (T, H, W), np.float16 if sizes.packed else np.float32)
     launch(kernel("indexer_topk", "queries", defines), (-(-T * H // 8),), (256,), (q, table[0], table[1], turned, T))
     at_once = T if T <= 16 else max(CHUNK_QUERIES, SCORE_FLOATS // most // CHUNK_QUERIES * CHUNK_QUERIES)
@@ -39,3 +47,18 @@ def choose_rows(q: "cp.ndarray", weight: "cp.ndarray", table: "cp.ndarray", rows
              queries, k, scale))
         launch(kernel("indexer_topk", "choose", defines), (count,), (1024,),
                (scores, positions[part], chosen[part], most, k))
+
+
+def _share(tokens: int, heads: int, width: int, most: int) -> int:
+    """Rows of a block where a cluster chooses for each token, of `most`; 0 where clusters do not hold them."""
+    share = -(-most // CLUSTER // 16) * 16
+    shared, card = _pick_bytes(heads, width, share), limits()
+    together = 2 if 2 * (shared + BLOCK_OWN_BYTES) <= card.of_processor_bytes else 1
+    fits = clusters() and shared <= card.of_block_bytes and heads <= 15 * CLUSTER
+    return share if fits and tokens * CLUSTER <= CLUSTER_SHARE * card.processors * together else 0
+
+
+def _pick_bytes(heads: int, width: int, share: int) -> int:
+    """Shared memory of such a block."""
+    heads = -(-heads // 16) * 16
+    return 2 * (width + 8) * (share + heads) + 4 * heads + 4 * share * (CLUSTER + 1)

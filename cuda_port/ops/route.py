@@ -9,6 +9,7 @@ from ds4mlx.cuda_port.weight import Weight
 
 LANES = 32
 CLUSTER = 8             # blocks that share a token's channels
+CLUSTERS = 4            # at most: more tokens are faster as any other product
 BLOCK_BYTES = 256 << 10     # of the gate, at most: a part of them in registers
 
 
@@ -28,19 +29,18 @@ def route(logits: "cp.ndarray", bias: "cp.ndarray | None", table: "cp.ndarray | 
 def route_step(x: "cp.ndarray", gate: Weight, bias: "cp.ndarray | None", table: "cp.ndarray | None",
                ids: "cp.ndarray", scale: float, selected: "cp.ndarray", weight: "cp.ndarray", back: WayBack,
                exact: bool) -> None:
-    """`route` of x f32 [T, D] times gate [E, D], T at most 16: one launch where a cluster can hold the gate."""
+    """`route` of x f32 [T, D] times gate [E, D], T <= 16: one launch for few tokens whose gate a cluster can hold."""
     (T, D), E, k = x.shape, gate.shape[0], selected.shape[1]
-    if not (clusters() and gate.kind == "F16" and _held(E, D)):
+    if not (clusters() and T <= CLUSTERS and gate.kind == "F16" and _held(E, D)):
         logits = scratch.take("router", (T, E))
         dense(x, [gate], [logits], quality=exact)
         route(logits, bias, table, ids, scale, selected, weight, back)
         return
-    tokens = next(n for n in (1, 2, 4) if T <= 4 * n)
-    defines = (("E", E), ("K", k), *back.defines(), ("CLUSTER", CLUSTER), ("TOKENS", tokens))
+    defines = (("E", E), ("K", k), *back.defines(), ("CLUSTER", CLUSTER))
     pieces = D // CLUSTER // 16
     shared = 16 * 2 * E * (pieces - (pieces * 3 + 15) // 16 * 2)    # what is not in registers
-    launch(kernel("route", "routed", defines, shared), (CLUSTER, -(-T // tokens)), (2 * E + LANES,),
-           (x, gate.raw, bias, table, ids, selected, weight, scale, *back.arguments(), T), shared)
+    launch(kernel("route", "routed", defines, shared), (CLUSTER, T), (2 * E + LANES,),
+           (x, gate.raw, bias, table, ids, selected, weight, scale, *back.arguments()), shared)
 
 
 def _held(experts: int, channels: int) -> bool:

@@ -11,18 +11,22 @@ ROWS = "D=512 R=64 ROW=584 PACKED=1 RATIO=4 PAGE_ROWS=512 RING=136"
 ATTEND = f"{ROWS} H=64 WIDTH=128 CHOSEN=1 STREAMS=4 HIDDEN=4096"
 HYPER = "N=4 D=4096 M=24 FN_HALF=1"
 DENSE = "PLAIN=0 K=4096 HAS_Q8=1 HAS_F16=1"
+BATCH = "PLAIN=0 BATCH=1 HAS_Q8=1 HAS_F16=1 DEPTH=3"
 GATE_UP, DOWN = "GATE_UP=1 WIDTH=4096 ROWS=2048 SLOTS=6", "GATE_UP=0 WIDTH=2048 ROWS=4096 SLOTS=6"
 TYPES = {"Q8_0": 8, "Q2_K": 10, "Q4_K": 12, "IQ2_XXS": 16, "BF16": 30, "MXFP4": 39}
 OF_EXPERTS = ("Q2_K", "Q4_K", "IQ2_XXS", "MXFP4")
 
 # Kernel file -> macros of each build that is tried.
 CASES = {
-    "dense_matmul": [f"{DENSE} VECTORS=1 PHASES=1 DEPTH=2 ROUNDS=4", f"{DENSE} VECTORS=16 PHASES=2 DEPTH=2 ROUNDS=1",
+    "dense_matmul": [f"{DENSE} VECTORS=1 PHASES=1 DEPTH=2 ROUNDS=4", f"{BATCH} K=4096 VECTORS=16 PHASES=1",
+                     f"{DENSE} VECTORS=16 PHASES=2 DEPTH=2 ROUNDS=1", f"{BATCH} K=8192 VECTORS=8 PHASES=2",
                      *(f"PLAIN=1 K=512 KIND={kind}" for kind in (0, 1, *TYPES.values()))],
     "dequantize": [f"KIND={kind} WIDTH=4096 OUT=__half ARRANGED={int(kind == 8)}" for kind in (0, 1, *TYPES.values())],
-    "expert_matmul": ["FORM=2 OUT=float", "FORM=2 OUT=__half", *(
+    "expert_matmul": [f"FORM=3 KIND=16 MOST=1 DEPTH=2 {GATE_UP}", f"FORM=3 KIND=10 MOST=16 DEPTH=3 {DOWN}",
+                      "FORM=2 OUT=float", "FORM=2 OUT=__half", *(
         f"FORM={form} KIND={TYPES[name]} {matrices}" for name in OF_EXPERTS for matrices in (GATE_UP, DOWN)
-        for form in ("0 MOST=1 WIDE_CODEBOOK=0", "0 MOST=4 WIDE_CODEBOOK=0", "1 M=1", "1 M=4"))],
+        for form in ("0 MOST=1 WIDE_CODEBOOK=0", "0 MOST=4 WIDE_CODEBOOK=0", "1 M=1", "1 M=4")),
+        f"FORM=1 M=4 TILED=1 KIND=16 {GATE_UP}", f"FORM=1 M=4 TILED=1 KIND=10 {DOWN}"],
     "attend": [f"{ATTEND} STEP=1 KEYS=80 GROUPS=8 CLUSTERED=0 SLICES=8 BLOCKS=1",
                f"{ATTEND} STEP=0 HEADS=64 KEYS=64 GROUPS=16"],
     "latent": [f"{ROWS} Q=1024 INDEX_WIDTH=128 INDEX_ROW=68"],
@@ -37,9 +41,11 @@ CASES = {
 HOPPER = {
     "expert_matmul": [f"FORM=0 KIND=16 MOST={most} WIDE_CODEBOOK=1 {GATE_UP}" for most in (1, 4)],
     "attend": [f"{ATTEND} STEP=1 KEYS=80 GROUPS=8 CLUSTERED=1 SLICES=8 BLOCKS=1"],
-    "hyper_mix": [f"{HYPER} STEP=1 CLUSTER=8 PAIRS=128 PASSES=2 TOKENS=1"],
+    "hyper_mix": [f"{HYPER} STEP=1 CLUSTER=8 PAIRS=128 PASSES=2 TOKENS=1",
+                  "N=4 D=7168 M=24 FN_HALF=1 STEP=1 CLUSTER=7 PAIRS=128 PASSES=4 TOKENS=2"],
     "sample": ["V=129280 CLUSTER=8"],
-    "route": ["E=256 K=6 STREAMS=4 HIDDEN=4096 CLUSTER=8 TOKENS=2"],
+    "route": ["E=256 K=6 STREAMS=4 HIDDEN=4096 CLUSTER=8", "E=16 K=4 STREAMS=4 HIDDEN=256 CLUSTER=8"],
+    "indexer_topk": ["H=64 W=128 R=64 PAGE_ROWS=512 PACKED=1 ROW=68 CLUSTER=8"],
 }
 
 HEADERS = "#include <hip/hip_runtime.h>\n#include <hip/hip_fp16.h>\n"  # their parameters have names of our macros

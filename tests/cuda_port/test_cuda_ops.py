@@ -1,4 +1,6 @@
 """Operations on the card at the sizes of Flash, against NumPy in float64."""
+import sys
+
 import cupy as cp
 import numpy as np
 import pytest
@@ -9,7 +11,7 @@ from ds4mlx.cuda_port import ops, scratch
 from ds4mlx.cuda_port.device import use_stream
 from ds4mlx.cuda_port.sizes import Sizes, overlap, page_rows
 from ds4mlx.cuda_port.weight import Weight
-from ds4mlx.models.deepseek_v4.config import FLASH
+from ds4mlx.models.deepseek_v4.config import FLASH, PRO
 
 SIZES = Sizes.of(FLASH, packed=True)
 E4M3 = np.array([(-1) ** (c >> 7) * ((8 + c % 8) * 2.0 ** ((c >> 3 & 15) - 10) if c >> 3 & 15 else c % 8 * 2.0 ** -9)
@@ -69,9 +71,9 @@ def test_cuda_tables_are_exact_at_a_million():
 
 
 @pytest.mark.parametrize("tokens, step", [(1, True), (5, True), (16, True), (1, False), (45, False)])
-@pytest.mark.parametrize("kind", ["F16", "F32"])
-def test_cuda_hyper_connection(tokens, step, kind, rng):
-    D, real = 4096, {"F16": np.float16, "F32": np.float32}[kind]
+@pytest.mark.parametrize("kind, D", [("F16", FLASH.hidden_size), ("F32", FLASH.hidden_size), ("F16", PRO.hidden_size)])
+def test_cuda_hyper_connection(tokens, step, kind, D, rng):
+    real = {"F16": np.float16, "F32": np.float32}[kind]
     streams, y = rng.standard_normal((tokens, 4, D)), rng.standard_normal((tokens, D))
     fn = (rng.standard_normal((24, 4 * D)) * 0.01).astype(real)
     scale, base, norm = rng.standard_normal(3), rng.standard_normal(24), 1 + 0.1 * rng.standard_normal(D)
@@ -102,7 +104,8 @@ def test_cuda_head_connection(step, rng):
     of = ops.Connection(Weight("F32", f32(fn).view(cp.uint8), fn.shape), f32([0.7]), f32([0.1, -0.2, 0.3, 0]),
                         f32(np.ones(D)), 0, 1e-6, 1e-6)
     x = cp.empty((tokens, D), cp.float32)
-    ops.hyper_mix(f32(streams), of, ops.Update(f32(y), f32(post), f32(m), cp.empty((tokens, 20), cp.float32)), False, x, step)
+    update = ops.Update(f32(y), f32(post), f32(m), cp.empty((tokens, 20), cp.float32))
+    ops.hyper_mix(f32(streams), of, update, False, x, step)
     streams = hyper_post(y, streams, post, m)
     pre = sigmoid(rms(streams.reshape(tokens, -1)) @ fn.T * 0.7 + [0.1, -0.2, 0.3, 0]) + 1e-6
     near(x, rms(np.einsum("tn,tnd->td", pre, streams)), 1e-5)
@@ -251,7 +254,10 @@ def test_cuda_attention_of_a_chunk_and_of_steps(ratio, exact, rng):
 
 
 @pytest.mark.parametrize("step", [True, False])
-def test_cuda_indexer_chooses_the_best_rows(step, rng):
+@pytest.mark.parametrize("clustered", [True, False])
+def test_cuda_indexer_chooses_the_best_rows(step, clustered, rng, monkeypatch):
+    if not clustered:
+        monkeypatch.setattr(sys.modules["ds4mlx.cuda_port.ops.indexer_topk"], "clusters", lambda: False)
     n, k = 3000, 512
     h = History(rng, n, 4)
     card = Card(h)
