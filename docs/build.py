@@ -30,6 +30,7 @@ PAGES = {   # name in the site -> source, in the order of the menu
     "measured": "docs/measured.md", "kernels": "docs/kernels.md", "cuda": "docs/cuda.md",
     "contributing": "CONTRIBUTING.md", "adding-an-operation": "docs/adding-an-operation.md",
     "adding-a-model-family": "docs/adding-a-model-family.md", "why": "docs/why.md", "changelog": "CHANGELOG.md",
+    **{"model-card": f"src/ds4mlx/tiny/{path.name}" for path in ROOT.glob("src/ds4mlx/tiny/MODEL_CARD.md")},
     **{f"notebook-{path.stem[:2]}": f"notebooks/{path.name}" for path in sorted(ROOT.glob("notebooks/*.ipynb"))},
 }
 REFERENCE = ("ds4mlx", "ds4mlx.api.model", "ds4mlx.api.session", "ds4mlx.api.answer", "ds4mlx.api.remote",

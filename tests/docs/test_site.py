@@ -23,7 +23,8 @@ def test_it_renders_without_a_warning_or_a_broken_link(rendered):
 
 def test_every_page_of_the_project_is_in_it(rendered):
     builder, _ = rendered
-    written = [path for pattern in ("*.md", "docs/*.md", "notebooks/*.ipynb") for path in ROOT.glob(pattern)]
+    patterns = ("*.md", "docs/*.md", "notebooks/*.ipynb", "src/**/*.md")
+    written = [path for pattern in patterns for path in ROOT.glob(pattern)]
     assert {path.relative_to(ROOT).as_posix() for path in written} == set(builder.PAGES.values())
 
 
