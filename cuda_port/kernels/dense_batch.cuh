@@ -21,6 +21,8 @@ struct Job {
     int rows[MATRICES], ends[MATRICES];
     int count, tokens, groups;
     int bytes_blocks, bytes_count;  // Q8_0 comes first, of the blocks too
+    u8* planes;                     // [tokens][2][K] and [tokens][K / 256], for who multiplies x next; or null
+    float* scales;
 };
 
 struct Place { int matrix, row; };
@@ -42,7 +44,7 @@ struct Columns {
     float scale[COLUMNS / 256][tiles];                            // of vector 4 n + q
 
     // x: of the first column of the phase, vectors `pitch` floats apart. `rows`: of this group of lanes, for a while.
-    DEVICE void load(const float* x, size_t pitch, int split, int tokens, u8* rows) {
+    DEVICE void load(const float* x, size_t pitch, int split, int tokens, u8* rows, const Job& job) {
         int lane = lane_id(), g = lane / 4, q = lane % 4;
 #pragma unroll
         for (int j = 0; j < COLUMNS / 256; ++j) {
@@ -62,6 +64,11 @@ struct Columns {
                         Octets o = encode(v[i]);
                         *(Duo*)(to + plane_offset(lane)) = o.high, *(Duo*)(to + ROW_PITCH + plane_offset(lane)) = o.low;
                         if (i == q) scale[j][n] = o.scale;
+                        if (job.planes && 4 * n + i == (int)blockIdx.x && k == split * COLUMNS + 256 * j) {
+                            u8* kept = job.planes + (size_t)blockIdx.x * 2 * K + k + 8 * lane;
+                            *(Duo*)kept = o.high, *(Duo*)(kept + K) = o.low;
+                            if (lane == 0) job.scales[blockIdx.x * (K / 256) + k / 256] = o.scale;
+                        }
                     } else store_halves(v[i], (__half*)to + 8 * lane, (__half*)(to + ROW_PITCH) + 8 * lane);
                 }
                 lanes_meet();
@@ -178,7 +185,7 @@ DEVICE void multiply(const float* x, const Job& job, int matrix, int first_tile,
     for (int phase = 0; phase < PHASES; ++phase) {
         if (phase == 0) AWAIT_TURN();
         columns.load(x + ((size_t)first * job.groups + blockIdx.y) * K + phase * PART, (size_t)job.groups * K, split,
-                     tokens, rows_of_x);
+                     tokens, rows_of_x, job);
         for (int round = 0; round < rounds; ++round, ++turn) {
             float acc[columns.tiles][4] = {};
             if (base + slot + round * stride < mine)

@@ -27,7 +27,8 @@ struct Tables {
     template <int OFFSET>
     DEVICE u32 entry(u32 word, int o) const {
         u32 v;
-        asm volatile("ld.shared.u32 %0, [%1 + %2];" : "=r"(v) : "r"(__dp4a(word, 0x80u << 8 * o, mine)), "n"(OFFSET));
+        u32 address = __dp4a(word, 0x80u << 8 * o, mine);
+        asm volatile("ld.shared.u32 %0, [%1 + %2];" : "=r"(v) : "r"(address), "n"(OFFSET));
         return v;
     }
 #else
@@ -39,8 +40,8 @@ struct Tables {
     DEVICE u32 nibbles(u32 rows, u32 signs, int o) const { return entry<0>(rows, o) | entry<BOOK_BYTES>(signs, o); }
 };
 
-// y[token][0, 1] += rows g, g + 8 times half of a tile's columns: this lane's 32 of them, decoded once for all tokens. b:
-// octets, as columns of B.
+// y[token][0, 1] += rows g, g + 8 times half of a tile's columns: this lane's 32 of them, decoded once for all tokens.
+// b: octets, as columns of B.
 template <int TOKENS>
 DEVICE void multiply(float (&y)[TOKENS][2], const Quad& c, const u32 (&b)[TOKENS][8], const Tables& tables) {
     int acc[TOKENS][4] = {};
@@ -96,9 +97,11 @@ DEVICE void keep_encoded(float v, bool there, int pair, int r, u8* mid, float2* 
     if (r == 0) fields[pair * (ROWS / TILE_ROWS) + field_of_tile(blockIdx.x)] = make_float2(scale, scale * sum);
 }
 
+// x f32 [T, WIDTH], or its planes u8 [T, 2, WIDTH] and their scales [T, WIDTH / 256].
 // mid u8 [T SLOTS, 2, ROWS] and fields [T SLOTS, ROWS / 16], a scale and the sum of what it scales: weight swiglu(W1 x,
 // W3 x) of pairs; shared_mid f16 [T, 2, ROWS]: swiglu of the shared expert's gate and up, in two parts to be added up.
-KERNEL __launch_bounds__(THREADS, 1) void gate_up(const float* x, const int* selected, const float* weight,
+KERNEL __launch_bounds__(THREADS, 1) void gate_up(const float* x, const u8* encoded, const float* encoded_scales,
+                                                 const int* selected, const float* weight,
                                                  const u8* gate, const u8* up, const float* shared_gate,
                                                  const float* shared_up, float limit, int tokens, u8* mid,
                                                  float2* fields, __half* shared_mid) {
@@ -139,14 +142,22 @@ KERNEL __launch_bounds__(THREADS, 1) void gate_up(const float* x, const int* sel
     };
 #pragma unroll
     for (int d = 0; d < DEPTH; ++d) advance(ahead[d]);
-    for_blocks<2>(tokens * SUPERS, [&](int i) { return x + (size_t)i * 256; },
-                  [&](int i, const float(&v)[8]) {
-                      Octets o = encode(v);
-                      u8* to = planes + i / SUPERS * 2 * PLANE + i % SUPERS * 256 + 8 * lane;
-                      *(Duo*)to = o.high;
-                      *(Duo*)(to + PLANE) = o.low;
-                      if (lane == 0) scales[i] = o.scale;
-                  });
+    if (encoded) {
+        for (int i = threadIdx.x; i < tokens * 2 * (WIDTH / 16); i += THREADS)
+            copy16(planes + i / (WIDTH / 16) * PLANE + i % (WIDTH / 16) * 16, encoded + 16 * (size_t)i);
+        copies_end();
+        for (int i = threadIdx.x; i < tokens * SUPERS; i += THREADS) scales[i] = encoded_scales[i];
+        await_copies<0>();
+    } else {
+        for_blocks<2>(tokens * SUPERS, [&](int i) { return x + (size_t)i * 256; },
+                      [&](int i, const float(&v)[8]) {
+                          Octets o = encode(v);
+                          u8* to = planes + i / SUPERS * 2 * PLANE + i % SUPERS * 256 + 8 * lane;
+                          *(Duo*)to = o.high;
+                          *(Duo*)(to + PLANE) = o.low;
+                          if (lane == 0) scales[i] = o.scale;
+                      });
+    }
     for (int i = threadIdx.x; i < tokens * TILE_ROWS; i += THREADS) {
         int t = i / TILE_ROWS, r = blockIdx.x * TILE_ROWS + i % TILE_ROWS;
         float v = swiglu(shared_gate[t * ROWS + r], shared_up[t * ROWS + r], limit);

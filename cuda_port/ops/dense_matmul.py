@@ -33,7 +33,7 @@ class _BatchJob(ctypes.Structure):
     _fields_ = [("weights", ctypes.c_void_p * MATRICES), ("out", ctypes.c_void_p * MATRICES),
                 ("rows", ctypes.c_int * MATRICES), ("ends", ctypes.c_int * MATRICES), ("count", ctypes.c_int),
                 ("tokens", ctypes.c_int), ("groups", ctypes.c_int), ("bytes_blocks", ctypes.c_int),
-                ("bytes_count", ctypes.c_int)]
+                ("bytes_count", ctypes.c_int), ("planes", ctypes.c_void_p), ("scales", ctypes.c_void_p)]
 
 
 def dense(x: "cp.ndarray", weights: list[Weight], out: list["cp.ndarray"], groups: int = 1,
@@ -100,7 +100,23 @@ def _decode(x: "cp.ndarray", pairs: list[tuple[Weight, "cp.ndarray"]], groups: i
         _launch(x[part], [(w, y[part]) for w, y in pairs], groups, DenseForm.of(k, len(x[part]), kinds, limits()))
 
 
-def _launch_batch(x: "cp.ndarray", pairs: list[tuple[Weight, "cp.ndarray"]], groups: int, form: BatchForm) -> None:
+def dense_encoding(x: "cp.ndarray", weights: list[Weight], out: list["cp.ndarray"], planes: "cp.ndarray",
+                   scales: "cp.ndarray") -> bool:
+    """`dense` of matrices of Q8_0, whose kernel for more than a few tokens has x [T, K] in planes anyway and keeps
+    them: planes u8 [T, 2, K], scales f32 [T, K / 256]. Returns whether that kernel ran."""
+    tokens, k = x.shape
+    form = BatchForm.of(k, tokens, frozenset(("Q8_0",)), limits()) if FEW_TOKENS < tokens <= DECODE_TOKENS else None
+    tiles = sum(w.shape[0] for w in weights) // TILE_ROWS
+    if (form is None or ("PHASES", 1) not in form.defines or form.grid(tiles, 0, 1, limits())[0] < tokens
+            or not all(w.kind == "Q8_0" and _fits(w, 1) for w in weights)):
+        dense(x, weights, out)
+        return False
+    _launch_batch(x, list(zip(weights, out, strict=True)), 1, form, (planes, scales))
+    return True
+
+
+def _launch_batch(x: "cp.ndarray", pairs: list[tuple[Weight, "cp.ndarray"]], groups: int, form: BatchForm,
+                  kept: "tuple[cp.ndarray, cp.ndarray] | None" = None) -> None:
     pairs = sorted(pairs, key=lambda pair: pair[0].kind != "Q8_0")
     job, tiles = _BatchJob(count=len(pairs), tokens=x.shape[0], groups=groups), {"Q8_0": 0, "F16": 0}
     for i, (w, y) in enumerate(pairs):
@@ -109,6 +125,8 @@ def _launch_batch(x: "cp.ndarray", pairs: list[tuple[Weight, "cp.ndarray"]], gro
         job.weights[i], job.out[i], job.rows[i] = w.raw.data.ptr, y.data.ptr, rows
         job.ends[i] = sum(tiles.values())
         job.bytes_count += w.kind == "Q8_0"
+    if kept:
+        job.planes, job.scales = (array.data.ptr for array in kept)
     blocks, job.bytes_blocks = form.grid(tiles["Q8_0"], tiles["F16"], groups, limits())
     launch(kernel("dense_matmul", "batch", form.defines, form.shared_bytes), (blocks, groups), (THREADS,), [x, job],
            form.shared_bytes)

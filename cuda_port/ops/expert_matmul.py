@@ -5,9 +5,10 @@ import numpy as np
 
 from ds4mlx.cuda_port.build import Defines, kernel
 from ds4mlx.cuda_port.device import cupy as cp
-from ds4mlx.cuda_port.forms import CODEBOOK_BYTES, STEP_TOKENS, TABLES_BYTES, TILE_ROWS as ROWS, ExpertForm, StepForm
+from ds4mlx.cuda_port.forms import BLOCK, CODEBOOK_BYTES, STEP_TOKENS, TABLES_BYTES, ExpertForm, StepForm
+from ds4mlx.cuda_port.forms import TILE_ROWS as ROWS
 from ds4mlx.cuda_port.launch import launch, limits, processors
-from ds4mlx.cuda_port.ops.dense_matmul import dense, halved, many, plain
+from ds4mlx.cuda_port.ops.dense_matmul import dense, dense_encoding, halved, many, plain
 from ds4mlx.cuda_port.scratch import take
 from ds4mlx.cuda_port.weight import Weight
 from ds4mlx.gguf.blocks import BLOCK_TYPES
@@ -47,13 +48,16 @@ def experts(x: "cp.ndarray", selected: "cp.ndarray", weight: "cp.ndarray", w1: W
 def _step(x, selected, weight, w1, w3, w2, shared, limit, out):
     (tokens, slots), (_, rows, width), pairs = selected.shape, w1.shape, selected.size
     gate, up = take("experts.gate", (tokens, rows)), take("experts.up", (tokens, rows))
-    dense(x, list(shared[:2]), [gate, up])
+    planes = take("experts.planes", (tokens, 2, width), np.uint8)
+    scales = take("experts.scales", (tokens, width // BLOCK))
+    encoded = dense_encoding(x, list(shared[:2]), [gate, up], planes, scales)
     mid, fields = take("experts.mid", (pairs, 2, rows), np.uint8), take("experts.fields", (pairs, rows // ROWS, 2))
     shared_mid = take("experts.shared", (tokens, 2, rows), np.float16)
     form = StepForm.gate_up(width, tokens, slots, limits())
     launch(kernel("expert_matmul", "gate_up", (*_macros(w1, STEP, 1, slots), *form.defines), form.shared_bytes),
-           (rows // ROWS,), (THREADS,), [x, selected, weight, w1.raw, w3.raw, gate, up, float(limit), tokens, mid,
-                                         fields, shared_mid], form.shared_bytes)
+           (rows // ROWS,), (THREADS,), [x, planes if encoded else None, scales if encoded else None, selected, weight,
+                                         w1.raw, w3.raw, gate, up, float(limit), tokens, mid, fields, shared_mid],
+           form.shared_bytes)
     form = StepForm.down(tokens, slots, limits())
     launch(kernel("expert_matmul", "down", (*_macros(w2, STEP, 0, slots), *form.defines), form.shared_bytes),
            (width // (2 * ROWS),), (THREADS,), [mid, fields, shared_mid, selected, w2.raw, shared[2].raw, tokens, out],
