@@ -4,6 +4,7 @@ It computes what `models/deepseek_v4` computes, from parameters of the same name
 cache, this runs whole rows of a batch; where that reads only chosen experts and rows, this multiplies by all of them
 and masks, which on a GPU costs less than to gather.
 """
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -101,7 +102,6 @@ class Model(nn.Module):
     def tables(self, length: int, compressed: bool) -> Tables:
         """cos and sin of positions 0 … length - 1, as the engine makes them."""
         if (length, compressed) not in self._tables:
-            import numpy as np
             made = rope.tables(np.arange(length), rope.frequencies(self.config, compressed))
             self._tables[length, compressed] = tuple(torch.from_numpy(a).to(self.embed.device) for a in made)
         return self._tables[length, compressed]

@@ -117,7 +117,6 @@ class Trainer:
         if self.few_bits and self.step % FEW_BITS_STEPS == 0:
             round_experts(self.model)
         ids, targets, weights = self.on_device(batch)
-        weights = torch.where(weights == ANSWER, weights, self.read_weight * weights)
         hidden, index_loss, loads = self.model(ids, self.mode)
         loss, correct = self.loss(self.model, hidden, targets, weights, self.mode)
         (loss + INDEX_WEIGHT * index_loss).backward()
@@ -130,9 +129,11 @@ class Trainer:
         return loss.detach(), index_loss.detach(), correct
 
     def on_device(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-        """ids, and for each the id that follows and its weight; nothing follows the last."""
+        """ids, and for each the id that follows and its weight; nothing follows the last. What is only read weighs less
+        by `read_weight`."""
         ids, weights = (torch.from_numpy(a.astype(np.int64)).to(self.device, non_blocking=True) for a in batch)
-        return ids, F.pad(ids[:, 1:], (0, 1)), F.pad(weights[:, 1:], (0, 1)).float()
+        weights = F.pad(weights[:, 1:], (0, 1)).float()
+        return ids, F.pad(ids[:, 1:], (0, 1)), torch.where(weights == ANSWER, weights, self.read_weight * weights)
 
     def grade(self, batch: Batch) -> tuple[float, float, int]:
         """Shares as of `graded`. With gradients, though none are wanted: without, all would be compiled again."""
