@@ -38,10 +38,10 @@ def is_there(command: str) -> bool:
 
 
 def are_tests(command: str) -> bool:
-    """Whether the folder and the marker that pytest is given exist."""
+    """Whether the folder or file and the marker that pytest is given exist."""
     words = shlex.split(command)
     marked = [words[i + 2] for i, word in enumerate(words[1:]) if word == "-m" and i]     # not that of python -m
-    return all((ROOT / word).is_dir() for word in words if word.startswith("tests/")) and all(
+    return all((ROOT / word).exists() for word in words if word.startswith("tests/")) and all(
         f'    "{name}: ' in (ROOT / "pyproject.toml").read_text() for name in marked)
 
 
