@@ -1,6 +1,6 @@
-"""Words, names and values to make lessons of, in two halves that share none: one to learn from, one to be asked about.
+"""Words, names and values to make lessons of, in two parts that share none: to learn from, and to be asked about.
 
-A word's digest decides its half, invented words included, so that no list has to be kept of what was learned.
+A word's digest decides its part, invented words included, so that no list has to be kept of what was learned.
 """
 import hashlib
 import json
@@ -32,7 +32,7 @@ _LIMIT = int(HELD_SHARE * 65536).to_bytes(2, "big")
 
 @cache
 def listed(name: str, of_held: bool) -> tuple[str, ...]:
-    """The words of one list of words.json, of one half."""
+    """The words of one list of words.json, of one part."""
     return tuple(word for word in _lists()[name].split() if held(word) == of_held)
 
 
@@ -49,7 +49,7 @@ def _lists() -> dict[str, str]:
 
 
 class Words:
-    """A source of words and values of one half, as seeded."""
+    """A source of words and values of one part, as seeded."""
 
     def __init__(self, rng: Random, of_held: bool = False) -> None:
         self.rng, self.of_held = rng, of_held
