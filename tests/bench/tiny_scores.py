@@ -184,7 +184,7 @@ def served(model: str, slots: int, engine: str) -> Iterator[str]:
 
 def scored(model: str, options: argparse.Namespace) -> Score:
     """All tasks of one file."""
-    tasks = held_out(options.seed, options.limit) + needles(options.seed, options.needles)
+    tasks = held_out(options.seed, options.limit, options.unseen_verbs) + needles(options.seed, options.needles)
     score = Score()
     with served(model, options.slots, options.engine) as url, ThreadPoolExecutor(options.slots) as pool:
         done = [pool.submit(attempt, score, lambda api=Messages if i % 2 else Chat, task=task: api(url, task), task)
@@ -224,7 +224,8 @@ def main() -> None:
     for name, default in (("limit", 300), ("needles", 60), ("rows", 64), ("slots", 8), ("seed", 0)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--engine", default="mlx")
-    parser.add_argument("--failures", action="store_true")
+    parser.add_argument("--failures", action="store_true", help="show what was wanted and what came")
+    parser.add_argument("--unseen-verbs", action="store_true", help="verbs in names are unseen as well")
     options = parser.parse_args()
     columns = {}
     for model in options.models:

@@ -27,9 +27,10 @@ class Task:
     back: int = 0    # tokens, about, that a needle lies back; 0 for a task with tools
 
 
-def held_out(seed: int, count: int) -> list[Task]:
-    """Tasks with tools. Of ten, one needs two calls and one needs none."""
-    words = Words(Random(f"{seed} tasks"), of_held=True)
+def held_out(seed: int, count: int, unseen_verbs: bool = False) -> list[Task]:
+    """Tasks with tools. Of ten, one needs two calls and one needs none. No tool's and no parameter's name is in a
+    lesson; the verbs in names (get, list, delete) are, unless they are to be unseen as well."""
+    words = Words(Random(f"{seed} tasks"), of_held=True, held_verbs=unseen_verbs)
     return [_tool_task(words) for _ in range(count)]
 
 

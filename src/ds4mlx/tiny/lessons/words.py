@@ -49,13 +49,13 @@ def _lists() -> dict[str, str]:
 
 
 class Words:
-    """A source of words and values of one part, as seeded."""
+    """A source of words and values of one part, as seeded. Verbs are the lessons' unless `held_verbs`."""
 
-    def __init__(self, rng: Random, of_held: bool = False) -> None:
-        self.rng, self.of_held = rng, of_held
+    def __init__(self, rng: Random, of_held: bool = False, held_verbs: bool = False) -> None:
+        self.rng, self.of_held, self.held_verbs = rng, of_held, held_verbs
 
     def of(self, name: str) -> str:
-        return self.rng.choice(listed(name, self.of_held))
+        return self.rng.choice(listed(name, self.held_verbs if name == "verbs" else self.of_held))
 
     def invented(self) -> str:
         """A word that no list has: `brindel`, `toask`."""
