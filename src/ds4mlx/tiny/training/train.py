@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ds4mlx.tiny import lessons
+from ds4mlx.tiny.lessons.packing import ANSWER
 from ds4mlx.tiny.training import checkpoint
 from ds4mlx.tiny.training.attention import Mode
 from ds4mlx.tiny.training.feed import Batch, Feed
@@ -29,7 +30,6 @@ WARM_UP_STEPS = 40
 INDEX_WEIGHT = 0.5          # of the indexers' loss
 BALANCE_RATE = 1e-3         # of the routers' biases, a step
 FEW_BITS_STEPS = 4          # between two roundings of the experts
-ANSWER = 100                # loss weight, in percent, of tokens that an answer is made of
 
 
 @dataclass(frozen=True, slots=True)
