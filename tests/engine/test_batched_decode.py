@@ -1,4 +1,5 @@
 """Rows that decode together say what each would say alone, however they come and go."""
+import gc
 from dataclasses import replace
 
 import mlx.core as mx
@@ -265,10 +266,12 @@ def test_a_session_takes_one_token_in_a_step(tokens, small):
 def test_a_session_that_is_closed_or_another_engine_s_is_refused(token, small):
     closed, foreign = Talk(small.branch(7)), Talk(bench().branch(7))
     closed.session.close()
+    beside = Talk(small.branch(13))
+    gc.collect()                                        # pages of sessions that tests before left
     for talk, complaint in ((closed, "closed"), (foreign, "another engine's")):
         held = small.pools.pages.held
         with pytest.raises(ValueError, match=complaint):
-            small.decoder.decode([Talk(small.branch(13)).row(), talk.row(token=token)])
+            small.decoder.decode([beside.row(), talk.row(token=token)])
         assert small.pools.pages.held == held
 
 
