@@ -1,11 +1,13 @@
 """What holds for every route: ids, hosts, keys, CORS, methods, and nobody's text in the logs."""
+import contextlib
 import logging
 import re
 import socket
+import threading
 
 import pytest
 from starlette.testclient import TestClient
-from waiting import read_until
+from waiting import read_until, until
 
 from ds4mlx.config import Settings
 from ds4mlx.engine.stub import StubEngine
@@ -238,3 +240,26 @@ def test_a_connection_that_its_client_closed_is_closed_here(serve):
         read_until(connection, b'"ds4mlx"')
         connection.shutdown(socket.SHUT_WR)
         assert connection.recv(65536) == b""     # at once, and not when it has been idle for 75 s
+
+
+@pytest.mark.parametrize("_again", range(5))    # one in two shows it
+def test_connections_made_while_it_stops_are_closed_too(_again, start_server, stop_server):
+    server, connections, stopped = start_server(), [], threading.Event()
+    host, port = server.url.removeprefix("http://").split(":")
+
+    def connect_on():
+        with contextlib.suppress(OSError):      # no longer served
+            while not stopped.is_set():
+                connections.append(socket.create_connection((host, int(port)), timeout=10))
+
+    threads = [threading.Thread(target=connect_on) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    until(lambda: len(connections) > 50)
+    stop_server(server)
+    stopped.set()
+    for thread in threads:
+        thread.join()
+    for connection in connections:
+        with connection, contextlib.suppress(ConnectionError):
+            assert connection.recv(1) == b""     # it does not wait for what nobody will send

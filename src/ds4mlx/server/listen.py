@@ -13,6 +13,8 @@ from starlette.applications import Starlette
 from ds4mlx.config import Settings
 from ds4mlx.errors import Ds4Error
 
+TURNS_TO_OPEN = 4   # of the event loop: accepted, transport, protocol, task
+
 
 def bind(settings: Settings) -> socket.socket:
     """A socket bound to `host` and `port`, not listening yet. Raises Ds4Error when that is impossible."""
@@ -72,8 +74,8 @@ def url(bound: socket.socket) -> str:
 
 async def listen(app: Starlette, settings: Settings, bound: socket.socket, stop: asyncio.Event) -> None:
     """Serve until `stop` is set, then give open connections ten seconds. Takes the socket over."""
-    config = Config()
-    config.bind = [f"fd://{bound.detach()}"]
+    config, accepting = Config(), bound.detach()
+    config.bind = [f"fd://{accepting}"]
     config.workers = 1  # one process owns the model
     config.keep_alive_timeout = 75.0
     config.graceful_timeout = 10.0
@@ -83,7 +85,16 @@ async def listen(app: Starlette, settings: Settings, bound: socket.socket, stop:
     config.errorlog = logging.getLogger("hypercorn.error")
     config.accesslog = logging.getLogger("hypercorn.access") if settings.access_log else None
     run.TCPServer = _Connection
-    await serve(app, config, shutdown_trigger=stop.wait)
+    await serve(app, config, shutdown_trigger=lambda: _no_more(accepting, stop))
+
+
+async def _no_more(accepting: int, stop: asyncio.Event) -> None:
+    """Wait for `stop`, then let every connection that was accepted become a task: Hypercorn waits for tasks alone, and
+    asyncio forgets the connections that it is still opening when a listening socket closes, which stay open."""
+    await stop.wait()
+    asyncio.get_running_loop().remove_reader(accepting)
+    for _ in range(TURNS_TO_OPEN):
+        await asyncio.sleep(0)
 
 
 class _Connection(TCPServer):
