@@ -14,7 +14,8 @@ def main(command):
     # A session of its own: a terminal sends Ctrl+C to all that runs in it, make and the server that it started.
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as server:
         try:
-            address = re.search(r"listening on (http\S+)", server.stdout.readline())
+            said = map(re.compile(r"listening on (http\S+)").search, server.stdout)
+            address = next(filter(None, said), None)
             return server.wait(30) or 1 if address is None else ask(address[1], server)
         finally:
             if server.poll() is None:
