@@ -54,9 +54,10 @@ $(VENV)/.ready: pyproject.toml setup.py constraints.txt $(NATIVE) $(VENV)/.made
 	$(VENV)/bin/python -m pip install --quiet --constraint constraints.txt --editable .
 	@touch $@
 
-$(VENV)/.ready-to-test: $(VENV)/.ready .ci/get-clang .ci/get-chromium
+$(VENV)/.ready-to-test: $(VENV)/.ready .ci/get-clang .ci/get-hip .ci/get-chromium
 	$(VENV)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[test]'
 	@sh .ci/get-clang "$(VENV)"
+	@sh .ci/get-hip "$(VENV)"
 	@sh .ci/get-chromium
 	@touch $@
 
