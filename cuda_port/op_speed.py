@@ -1,4 +1,5 @@
-"""Products on the card at the shapes of Flash's q2 recipe: bytes and operations a second; the card's own ceilings."""
+"""Products on the card at the shapes of Flash's q2 recipe: bytes and operations a second; the card's own ceilings; and a
+step's tokens drawn."""
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -28,12 +29,17 @@ LAUNCHES = {     # what shares an input, and its groups of columns
 }
 STACKS = ("IQ2_XXS", (EXPERTS, F, D)), ("IQ2_XXS", (EXPERTS, F, D)), ("Q2_K", (EXPERTS, D, F))
 SHARED = ("Q8_0", (F, D)), ("Q8_0", (F, D)), ("Q8_0", (D, F))
+VOCABULARY = 129280
+DRAWS = {        # name: deviation of the logits, and temperature, min_p, top_p
+    "greedy": (4, 0, 0, 1), "temperature 1": (4, 1, 0, 1), "min_p 0.05": (4, 1, 0.05, 1), "top_p 0.9": (4, 1, 0, 0.9),
+    "top_p 0.9, flat": (1, 1, 0, 0.9),
+}
 SCALES = {"Q8_0": (34, (1,)), "Q2_K": (84, (81, 83)), "IQ2_XXS": (66, (1,))}  # high bytes of half-precision scales
 
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """Of one launch, or of the experts' few: bytes of weights read, multiplications and additions, seconds."""
+    """Of one launch, or of the experts' few: bytes of weights or logits read, multiplications and additions, seconds."""
     name: str
     tokens: int
     bytes: int
@@ -65,6 +71,19 @@ def measured(name: str, tokens: int) -> Iterator[Speed]:
             yield _dense(launch, tokens)
     if name in ("experts", "all"):
         yield _experts(tokens)
+
+
+def drawn(rows: int) -> Iterator[Speed]:
+    """A token of each of so many rows of logits, by each of DRAWS."""
+    use_stream()
+    token, report = cp.empty(rows, cp.int32), cp.empty((rows, 2), cp.float32)
+    top_k, normal = cp.zeros(rows, cp.int32), cp.random.standard_normal((rows, VOCABULARY), cp.float32)
+    for name, (deviation, *how) in DRAWS.items():
+        logits = deviation * normal
+        settings = cp.asarray(np.tile(np.array([0.5, *how], np.float32), (rows, 1)))    # 0.5: the random number
+        spent = _seconds(lambda: [ops.sample(logits, logits, settings, top_k, token, report) for _ in range(REPEATS)],
+                         True)
+        yield Speed(name, rows, logits.nbytes, 0, spent / REPEATS)
 
 
 def _dense(launch: str, tokens: int) -> Speed:

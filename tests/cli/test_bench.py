@@ -29,6 +29,7 @@ def test_types_of_a_file_cannot_be_chosen(tiny_path, capsys):
     (["--op", "attention", "--engine", "cuda"], "--op is 'attention', need one of attention-in, queries"),
     (["--op", "all"], "need --engine cuda"),
     (["--op", "all", "--engine", "cuda", "--op-tokens", "1,none"], "--op-tokens is 'none'"),
+    (["--op", "sample", "--engine", "cuda", "--op-tokens", "17"], "need a whole number from 1 to 16"),
 ])
 def test_products_are_measured_by_name_on_a_card(flags, told, capsys):
     assert main(["bench", *flags]) == 2

@@ -35,8 +35,8 @@ def add_parser(subparsers: "_SubParsersAction[ArgumentParser]") -> None:
                        help="launches and bytes of one token, kernel by kernel, in the emulator: needs clang, no GPU "
                             "and no model file")
     count.add_argument("--op", metavar="NAME", help="with --engine cuda: what one product of a layer, or all of them, "
-                       "reach on the card, beside its own best; needs no model file")
-    count.add_argument("--op-tokens", metavar="N,N", help="--op: of so many tokens (1,16,2048)")
+                       "reach on the card, beside its own best; or sample, a token drawn; needs no model file")
+    count.add_argument("--op-tokens", metavar="N,N", help="--op: of so many tokens (1,16,2048; sample: 1,16)")
     count.add_argument("--quant", choices=("q2", "q4", "mxfp4"), help="--plan: routed experts of FLASH and PRO (q2)")
     add_engine_flags(parser)
     told = {"model": "GGUF file, or tiny; with --plan FLASH or PRO too",
