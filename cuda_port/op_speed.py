@@ -1,5 +1,5 @@
-"""Products on the card at the shapes of Flash's q2 recipe: bytes and operations a second; the card's own ceilings; and a
-step's tokens drawn."""
+"""Products on the card at the shapes of Flash's q2 recipe: bytes and operations a second, beside the card's own
+ceilings; and how long a step's tokens take to draw."""
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -39,7 +39,7 @@ SCALES = {"Q8_0": (34, (1,)), "Q2_K": (84, (81, 83)), "IQ2_XXS": (66, (1,))}  # 
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """Of one launch, or of the experts' few: bytes of weights or logits read, multiplications and additions, seconds."""
+    """Of one launch, or of the experts' few: bytes of weights or logits read, operations, seconds."""
     name: str
     tokens: int
     bytes: int

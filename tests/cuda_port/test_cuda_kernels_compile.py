@@ -65,7 +65,7 @@ def built(command: list[str], source: str = "") -> str:
 
 @cache
 def hip() -> list[str]:
-    """Clang's command, empty where it cannot compile for ROCm. Headers are ROCM_PATH's, or what .ci/get-hip unpacked."""
+    """Clang's command, empty where it cannot compile for ROCm. Headers are ROCM_PATH's, or those of .ci/get-hip."""
     clang = next(filter(None, map(shutil.which, (*(f"clang++-{n}" for n in range(21, 16, -1)), "clang++"))), None)
     if not clang:
         return []
