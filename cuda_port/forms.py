@@ -35,7 +35,9 @@ STEP_KEYS = 32, 80          # of a tile of attention
 SLICES = ((8, 1, 0.88, MANY), (4, 1, 0.9, 320), (2, 1, 1, 160), (8, 2, 1.76, MANY), (4, 2, 1.76, MANY),
           (2, 1, 1, MANY), (2, 2, 2, MANY))
 
+MOST_CLUSTER = 8            # blocks
 MOST_PAIRS = 128            # of channels of each stream, of a hyper-connection's block
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -238,11 +240,13 @@ def attention_slices(blocks: int, tokens: int, keys: int, processors: int) -> tu
     return slices, together, next((n for n in STEP_KEYS if n * slices >= keys), STEP_KEYS[-1])
 
 
-def hyper_shares(D: int, clusters: bool) -> tuple[int, int]:
-    """Blocks of a cluster that share a token's channels, and pairs of them that a block takes at a time, a thread each.
-    Raises ValueError for channels that cannot be dealt out so."""
-    for cluster in (8, 4, 2, 1) if clusters else (1,):
-        for pairs in range(MOST_PAIRS, 0, -LANES):
-            if D % (2 * pairs * cluster) == 0:
-                return cluster, pairs
-    raise ValueError(f"hyper_mix: {D} channels, needed a multiple of {2 * LANES}")
+def hyper_shares(D: int, most_blocks: int) -> tuple[int, int]:
+    """Blocks that share a token's channels, and pairs of them that a block takes at a time, a thread each.
+
+    Raises ValueError for channels that cannot be dealt out so.
+    """
+    shares = [(blocks, pairs) for blocks in range(most_blocks, 0, -1) for pairs in range(MOST_PAIRS, 0, -LANES)
+              if D % (2 * pairs * blocks) == 0]
+    if not shares:
+        raise ValueError(f"hyper_mix: {D} channels, needed a multiple of {2 * LANES}")
+    return max(shares, key=lambda share: share[0] * share[1])

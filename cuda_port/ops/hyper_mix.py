@@ -3,12 +3,10 @@ from dataclasses import dataclass
 
 from ds4mlx.cuda_port.build import Defines, kernel
 from ds4mlx.cuda_port.device import cupy as cp
+from ds4mlx.cuda_port.forms import MOST_CLUSTER, hyper_shares
 from ds4mlx.cuda_port.launch import clusters, launch, processors
 from ds4mlx.cuda_port.weight import Weight
 
-LANES = 32
-MOST_BLOCKS = 8     # of a cluster
-MOST_PAIRS = 128    # of channels of each stream, a block of a cluster that is a token's
 CHUNK_TOKENS = 8    # of a longer chunk, a block,
 CHANNELS = 64       # which takes so many channels at a time
 
@@ -70,7 +68,7 @@ def hyper_mix(streams: "cp.ndarray", of: Connection, update: Update, first: bool
     args = (streams, of.fn.raw, update.y, update.post, update.m, not first, of.scale, of.base, of.norm, of.hc_eps,
             of.eps, x, update.sums, T)
     if step:
-        cluster, pairs = _shares(D)
+        cluster, pairs = hyper_shares(D, MOST_CLUSTER if clusters() else 1)
         tokens = 1 if T * cluster <= processors() // 2 else 2
         defines += (("STEP", 1), ("CLUSTER", cluster), ("PAIRS", pairs), ("PASSES", D // (2 * pairs * cluster)),
                     ("TOKENS", tokens))
@@ -79,12 +77,3 @@ def hyper_mix(streams: "cp.ndarray", of: Connection, update: Update, first: bool
     shared = 4 * (CHUNK_TOKENS + 8 * -(-M // 8)) * (N * CHANNELS + 4)
     launch(kernel("hyper_mix", "mix", (*defines, ("STEP", 0)), shared), (-(-T // CHUNK_TOKENS),), (256,),
            (*args, of.iterations), shared)
-
-
-def _shares(D: int) -> tuple[int, int]:
-    """Blocks that share a token's channels, and pairs of them that a block takes at a time, a thread each."""
-    shares = [(cluster, pairs) for cluster in range(MOST_BLOCKS if clusters() else 1, 0, -1)
-              for pairs in range(MOST_PAIRS, 0, -LANES) if D % (2 * pairs * cluster) == 0]
-    if not shares:
-        raise ValueError(f"hyper_mix: {D} channels, needed a multiple of {2 * LANES}")
-    return max(shares, key=lambda share: share[0] * share[1])

@@ -1,7 +1,7 @@
 """Hyper-connections on CUDA: the streams mixed, and what the next half layer reads of them, in one pass."""
 import mlx.core as mx
 
-from ds4mlx.cuda_port.forms import hyper_shares
+from ds4mlx.cuda_port.forms import MOST_CLUSTER, hyper_shares
 from ds4mlx.cuda_port.source import Defines
 from ds4mlx.ops.cuda_kernel import clusters, kernel, limits
 from ds4mlx.ops.weights import Blocks
@@ -60,7 +60,7 @@ def leave(streams, fn, update, scale, base, norm, hc_eps, norm_eps):
 def _step(streams, fn, update, scale, base, norm, numbers):
     """x, the streams, and the sums [T, M + N N] of which the way back is made."""
     (T, N, D), M, sizes = streams.shape, fn.shape[0], _sizes(streams, fn)
-    cluster, pairs = hyper_shares(D, clusters())
+    cluster, pairs = hyper_shares(D, MOST_CLUSTER if clusters() else 1)
     tokens = 1 if T * cluster <= limits().processors // 2 else 2
     sizes += (("STEP", 1), ("CLUSTER", cluster), ("PAIRS", pairs), ("PASSES", D // (2 * pairs * cluster)),
               ("TOKENS", tokens))
