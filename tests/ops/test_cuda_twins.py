@@ -137,6 +137,7 @@ def test_sizes_of_inputs_follow_the_outputs_as_numbers():
                          "f(x, y, x_shape_1, w_shape_0);\n}\n")
 
 
-def test_another_text_has_another_name():
-    first, second = (cuda_kernel.kernel("route", "::scored();", ("x",), ("y",), (("E", n),)) for n in (8, 16))
-    assert first.name != second.name
+def test_another_text_or_more_shared_memory_has_another_name():
+    names = {cuda_kernel.kernel("route", "::scored();", ("x",), ("y",), (("E", experts),), shared_bytes=bytes_).name
+             for experts in (8, 16) for bytes_ in (0, 60_000)}
+    assert len(names) == 4

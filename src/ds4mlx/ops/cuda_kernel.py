@@ -100,8 +100,8 @@ def kernel(stem: str, call: str, inputs: tuple[str, ...], outputs: tuple[str, ..
     together = f" __attribute__((cluster_dims({cluster}, 1, 1)))" if cluster > 1 else ""
     header = AS_FUNCTIONS + macros + source(stem) + AS_KERNEL.format(threads=threads, blocks=blocks, cluster=together)
     sizes = sorted({(inputs.index(name), int(axis)) for name, axis in SIZE.findall(call)})
-    # MLX keeps what it has loaded by name: another text has another one.
-    mark = sha256("\0".join([header, call, *inputs, *outputs]).encode()).hexdigest()[:16]
+    # MLX keeps what it has loaded by name, with the shared memory it was first launched with.
+    mark = sha256(repr((header, call, inputs, outputs, shared_bytes)).encode()).hexdigest()[:16]
     return CudaKernel(f"ds4_{stem}_{mark}", inputs, outputs, header, call, tuple(sizes), shared_bytes, threads)
 
 
