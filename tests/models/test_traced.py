@@ -48,8 +48,15 @@ def test_a_graph_is_for_a_bound_that_doubles_and_for_the_rows_that_are_completed
     config, page = load_oracle().config, np.zeros((1, 1), np.int32)
     forms = {n: Form.of(Batch(config, mx.zeros(1, mx.int32), np.array([n]), page), config)
              for n in (30, 34, 35, 70, 127)}
-    assert forms[30] == forms[34] == Form(35, ()) and forms[35] == Form(71, (4,))
-    assert forms[127] == Form(143, (4, 128)) and forms[70].written == ()
+    assert forms[30] == forms[34] == Form(35, ()) and forms[35] == Form(2048, (4,))
+    assert forms[127] == Form(2048, (4, 128)) and forms[70].written == ()
+
+
+def test_bounds_are_of_whole_pages_once_rows_are_chosen(load_oracle):
+    config, pages = load_oracle().config, np.zeros((1, 9), np.int32)
+    bounds = {Form.of(Batch(config, mx.zeros(1, mx.int32), np.array([n]), pages), config).bound
+              for n in range(100, 16_000, 500)}
+    assert bounds == {2048, 4096, 8192, 16_384}
 
 
 def test_experts_that_the_host_chooses_are_not_traced(load_oracle):

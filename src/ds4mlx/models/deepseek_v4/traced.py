@@ -15,7 +15,7 @@ from ds4mlx.models.deepseek_v4 import rope
 from ds4mlx.models.deepseek_v4.config import Config
 from ds4mlx.models.deepseek_v4.graph import Model
 from ds4mlx.models.deepseek_v4.layers import Batch, Tables
-from ds4mlx.models.deepseek_v4.pages import Pool, page_count
+from ds4mlx.models.deepseek_v4.pages import PAGE_TOKENS, Pool, page_count
 from ds4mlx.models.deepseek_v4.stacked import StackedCompressor, StackedLayer
 
 CHUNKS = 250, 600, 2300     # tokens that are shared out to experts in tiles of each size; the longest choose rows
@@ -33,7 +33,7 @@ class Form:
     def of(cls, batch: Batch, config: Config) -> "Form":
         bound = 4 * (config.index_topk + 1) - 1      # up to here no rows are chosen
         while bound <= int(batch.positions.max()):
-            bound = 2 * bound + 1
+            bound = max(2 * bound // PAGE_TOKENS, 1) * PAGE_TOKENS      # scores of whole pages need not be cut, a copy
         written = tuple(ratio for ratio in ratios(config) if batch.places(ratio) is not None)
         return cls(bound, written)
 
