@@ -1,11 +1,14 @@
-"""Working memory by name: the same addresses in every step, so that a captured graph finds its data again."""
+"""Working memory by name: the same addresses in every step, so that a captured graph finds its data again. Each stream,
+and so each thread's engines, has its own."""
 from math import prod
 
 import numpy as np
 
 from ds4mlx.cuda_port.device import cupy as cp
 
-_arrays: dict[tuple[str, int], "cp.ndarray"] = {}
+Stream = tuple[int, int]    # of a device
+
+_arrays: dict[Stream, dict[str, "cp.ndarray"]] = {}
 
 
 def take(name: str, shape: tuple[int, ...], dtype: type | np.dtype = np.float32) -> "cp.ndarray":
@@ -13,17 +16,22 @@ def take(name: str, shape: tuple[int, ...], dtype: type | np.dtype = np.float32)
     more is asked for than it has; captured graphs keep the buffer that they were captured with."""
     dtype = np.dtype(dtype)
     count = prod(shape) * dtype.itemsize
-    key = name, cp.cuda.Device().id
-    held = _arrays.get(key)
-    if held is None or held.size < count:
-        held = _arrays[key] = cp.zeros(max(count, 256), cp.uint8)
-    return held[:count].view(dtype).reshape(shape)
+    arrays = _arrays.setdefault(_here(), {})
+    array = arrays.get(name)
+    if array is None or array.size < count:
+        array = arrays[name] = cp.zeros(max(count, 256), cp.uint8)
+    return array[:count].view(dtype).reshape(shape)
 
 
 def held() -> list["cp.ndarray"]:
-    """All buffers, for a graph to keep alive."""
-    return list(_arrays.values())
+    """All buffers of the current stream, for a graph to keep alive."""
+    return list(_arrays.get(_here(), {}).values())
 
 
 def clear() -> None:
-    _arrays.clear()
+    """Forget those of the current stream."""
+    _arrays.pop(_here(), None)
+
+
+def _here() -> Stream:
+    return cp.cuda.Device().id, cp.cuda.get_current_stream().ptr

@@ -1,4 +1,6 @@
 """Sessions and steps of the CUDA engine, on the tiny model."""
+from concurrent.futures import ThreadPoolExecutor
+
 import cupy as cp
 import numpy as np
 import pytest
@@ -127,6 +129,18 @@ def test_cuda_a_branch_where_there_is_no_mark_is_empty(engine, session):
     other = engine.open(4096)
     engine.prefill(other, [5, 6])
     assert other.branch(session, 4) == 0 and other.tokens == []
+
+
+def test_cuda_engines_of_two_threads_work_in_memory_of_their_own(tiny_path):
+    def apart(_):
+        engine = open_cuda(Settings(ctx=4096), tiny_path)
+        session = engine.open(4096)
+        engine.prefill(session, text(900))
+        tokens = generate(engine, session, 40)
+        engine.close()
+        return tokens
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(apart, range(2))) == 2 * [apart(0)]
 
 
 def test_cuda_closed_sessions_leave_no_page_behind(engine):
