@@ -48,8 +48,8 @@ def experts(x: "cp.ndarray", selected: "cp.ndarray", weight: "cp.ndarray", w1: W
 def _step(x, selected, weight, w1, w3, w2, shared, limit, out):
     (tokens, slots), (_, rows, width), pairs = selected.shape, w1.shape, selected.size
     gate, up = take("experts.gate", (tokens, rows)), take("experts.up", (tokens, rows))
-    planes = take("experts.planes", (tokens, 2, width), np.uint8)
-    scales = take("experts.scales", (tokens, width // BLOCK))
+    planes = take("experts.planes", (STEP_TOKENS, 2, width), np.uint8)  # what is kept of x is kept for 8 or 16 vectors
+    scales = take("experts.scales", (STEP_TOKENS, width // BLOCK))
     encoded = dense_encoding(x, list(shared[:2]), [gate, up], planes, scales)
     mid, fields = take("experts.mid", (pairs, 2, rows), np.uint8), take("experts.fields", (pairs, rows // ROWS, 2))
     shared_mid = take("experts.shared", (tokens, 2, rows), np.float16)
