@@ -75,7 +75,7 @@ ELSEWHERE = [
     Elsewhere(r"make (test|soak|notebooks|docs|test-clients)", "minutes; how these tests are run, or a job of its own",
               is_a_target),
     Elsewhere(r"pip install .*ds4mlx\[", "packages for a card", is_an_extra),
-    Elsewhere(r"ds4mlx (run|bench --op all) --engine cuda", "needs a CUDA card", is_accepted),
+    Elsewhere(r"ds4mlx (run|bench --op (all|sample)) --engine cuda", "needs a CUDA card", is_accepted),
     Elsewhere(r"ds4mlx doctor --kernels", "needs a Mac; emulated it takes a minute, tests/engine does a part",
               is_accepted),
     Elsewhere(r"ds4mlx bench --plan", "40 s; tests/engine/test_mlx_plan.py counts a small model", is_accepted),
