@@ -29,7 +29,9 @@ TABLES_BYTES = (256 + 128) * LANES * 4      # the codebook of IQ2_XXS and its si
 STAGE_BYTES = 2 * 1344 + 2 * 256 + 16 * 8   # of a pair on its way to `down`, for a group of lanes
 
 MANY = 1 << 30
-STEP_KEYS = 32, 80          # of a tile of attention
+CHUNK_FORMS = (64, 64, 16), (16, 64, 4), (32, 32, 4), (16, 32, 2)   # attention: heads, keys of a tile, groups of lanes
+STEP_HEADS, STEP_GROUPS = 16, 8     # of a block; a token's keys are split over as many blocks as a cluster can have
+STEP_KEYS = 32, 80          # of a tile
 # Slices of a token's keys, and blocks that share a multiprocessor, where there are at most so many blocks for each of
 # these (clusters do not fit them all) and so many keys: the fastest of those measured with 1 to 16 tokens.
 SLICES = ((8, 1, 0.88, MANY), (4, 1, 0.9, 320), (2, 1, 1, 160), (8, 2, 1.76, MANY), (4, 2, 1.76, MANY),
@@ -232,12 +234,46 @@ class StepForm:
         raise AssertionError("no room for a token of expert_step.cuh")
 
 
-def attention_slices(blocks: int, tokens: int, keys: int, processors: int) -> tuple[int, int, int]:
-    """Into how many slices a step's tokens of `keys` keys and `blocks` blocks of heads are split, how many blocks share
-    a multiprocessor, and keys of a tile."""
-    slices, together = next((form[:2] for form in SLICES if blocks * tokens * form[0] <= form[2] * processors
-                             and keys <= form[3]), SLICES[-1][:2])
-    return slices, together, next((n for n in STEP_KEYS if n * slices >= keys), STEP_KEYS[-1])
+@dataclass(frozen=True, slots=True)
+class AttendForm:
+    """How attend.cu's `attend` is launched: a block has some heads of a token, of a step also a slice of its keys."""
+    defines: Defines
+    shared_bytes: int
+    heads: int
+    threads: int
+    slices: int
+    blocks: int         # of a multiprocessor
+
+    @classmethod
+    @cache
+    def chunk(cls, heads: int, channels: int, row_bytes: int, limits: Limits) -> "Self | None":
+        """None where the card has too little shared memory for it."""
+        for own, keys, groups in CHUNK_FORMS:
+            shared = (2 * (keys + own) * (channels + 8) + 4 * own * (keys + 4) + 2 * own * (keys + 8) + 12 * own
+                      + keys * row_bytes)
+            whole = (own == min(form[0] for form in CHUNK_FORMS) or heads % own == 0) and channels % (16 * groups) == 0
+            if whole and shared <= limits.of_block_bytes:
+                defines = ("STEP", 0), ("HEADS", own), ("KEYS", keys), ("GROUPS", groups)
+                return cls(defines, shared, own, LANES * groups, 1, 1)
+        return None
+
+    @classmethod
+    @cache
+    def step(cls, heads: int, channels: int, tokens: int, keys: int, clustered: bool, limits: Limits) -> Self:
+        """keys: of a token, at most. clustered: the blocks of a token's slices put their sums together themselves."""
+        blocks = -(-heads // STEP_HEADS) * tokens
+        slices, together = next((form[:2] for form in SLICES if blocks * form[0] <= form[2] * limits.processors
+                                 and keys <= form[3]), SLICES[-1][:2])
+        least, tile = STEP_KEYS[0], next((n for n in STEP_KEYS if n * slices >= keys), STEP_KEYS[-1])
+        for tile, together in (tile, together), (least, together), (least, 1):
+            shared = (2 * tile * (channels + 8) + 2 * STEP_HEADS * (tile + 8) + 12 * STEP_HEADS + 8 * tile
+                      + max(2 * STEP_HEADS * (channels + 8), 16 * STEP_HEADS * (tile + 4))
+                      + 4 * STEP_HEADS * channels * (clustered and together == 1))
+            if shared <= limits.of_block_bytes and together * (shared + BLOCK_OWN_BYTES) <= limits.of_processor_bytes:
+                defines = (("STEP", 1), ("KEYS", tile), ("GROUPS", STEP_GROUPS), ("CLUSTERED", int(clustered)),
+                           ("SLICES", slices), ("BLOCKS", together))
+                return cls(defines, shared, STEP_HEADS, LANES * STEP_GROUPS, slices, together)
+        raise AssertionError(f"no room for {least} keys of {channels} channels")
 
 
 def hyper_shares(D: int, most_blocks: int) -> tuple[int, int]:

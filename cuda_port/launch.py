@@ -72,8 +72,8 @@ def limits() -> Limits:
     """Of the current device."""
     attributes = cp.cuda.Device().attributes
     of_block = attributes.get("MaxSharedMemoryPerBlockOptin") or attributes["MaxSharedMemoryPerBlock"]
-    return Limits(attributes["MultiProcessorCount"], max(attributes["MaxSharedMemoryPerMultiprocessor"], of_block),
-                  of_block)
+    of_processor = attributes.get("MaxSharedMemoryPerMultiprocessor", 0)    # not all of ROCm's drivers tell
+    return Limits(attributes["MultiProcessorCount"], max(of_processor, of_block), of_block)
 
 
 @cache

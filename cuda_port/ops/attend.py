@@ -6,13 +6,12 @@ from ctypes import c_longlong
 from ds4mlx.cuda_port import scratch
 from ds4mlx.cuda_port.build import Defines, kernel
 from ds4mlx.cuda_port.device import cupy as cp
-from ds4mlx.cuda_port.forms import attention_slices
-from ds4mlx.cuda_port.launch import clusters, launch, processors
+from ds4mlx.cuda_port.forms import AttendForm
+from ds4mlx.cuda_port.launch import clusters, launch, limits
 from ds4mlx.cuda_port.ops.hyper_mix import NO_WAY_BACK, WayBack
 from ds4mlx.cuda_port.sizes import Sizes
 
-CHUNK_KEYS = 64      # of a tile
-STEP_HEADS = 16      # of a block; a token's keys are split over 8 blocks or fewer, the most that a cluster can have
+EXACT = ("STEP", 0), ("HEADS", 16), ("KEYS", 64), ("GROUPS", 4)    # what `attend_exact` is compiled beside
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +38,8 @@ def attend(q: "cp.ndarray", table: "cp.ndarray", rows: Rows, positions: "cp.ndar
     """o[t, h] = softmax over the keys that t sees, and the sink, of q[t, h] . key / sqrt(D), times the keys.
 
     q f32 [T, H D] as projected: heads are divided by their rms and rotated; outputs are rotated back. table f32
-    [2, T, P]; positions i32 [T]; sink f32 [H]; o f32 [T, H D]. Halves in the products unless `exact`, or rows
-    are floats. back: of attention's hyper-connection, in a step.
+    [2, T, P]; positions i32 [T]; sink f32 [H]; o f32 [T, H D]. Halves in the products unless `exact`, or rows are
+    floats, or a chunk's tile finds no room on the card. back: of attention's hyper-connection, in a step.
     """
     T, H, D = len(q), sizes.heads, sizes.head_dim
     chunk = rows.fresh is not None
@@ -48,18 +47,16 @@ def attend(q: "cp.ndarray", table: "cp.ndarray", rows: Rows, positions: "cp.ndar
     defines = (*sizes.defines(ratio), ("H", H), ("WIDTH", sizes.window), ("CHOSEN", int(rows.chosen is not None)))
     state, last = (rows.window, c_longlong(rows.slot_bytes), rows.slots), back.arguments() if back else NO_WAY_BACK
     defines += back.defines() if back else (("STREAMS", 1), ("HIDDEN", 1))
-    if exact or not sizes.packed:
+    form = AttendForm.chunk(H, D, sizes.row_bytes, limits()) if chunk else None
+    if exact or not sizes.packed or chunk and form is None:
         page_step = 0 if chunk or rows.pages is None else rows.pages.shape[1]
-        launch(kernel("attend", "attend_exact", (*defines, *_form(False, 16, 64, 4))), (H + bool(back), T), (256,),
+        launch(kernel("attend", "attend_exact", (*defines, *EXACT)), (H + bool(back), T), (256,),
                (q, table[0], table[1], *state, not chunk, rows.fresh, chunk, rows.pool, rows.pages, page_step,
                 positions, rows.chosen, picks, sink, eps, o, *last))
-    elif chunk:
-        heads, groups = (64, 16) if H % 64 == 0 else (16, 4)
-        shared = _chunk_bytes(heads, sizes)
-        launch(kernel("attend", "attend", (*defines, *_form(False, heads, CHUNK_KEYS, groups)), shared),
-               (-(-H // heads), T), (32 * groups,),
-               (q, table[0], table[1], *state, rows.fresh, rows.pool, rows.pages, positions, rows.chosen, picks, sink,
-                eps, o), shared)
+    elif form:
+        launch(kernel("attend", "attend", (*defines, *form.defines), form.shared_bytes), (-(-H // form.heads), T),
+               (form.threads,), (q, table[0], table[1], *state, rows.fresh, rows.pool, rows.pages, positions,
+                                 rows.chosen, picks, sink, eps, o), form.shared_bytes)
     else:
         _attend_step(q, table, rows, positions, picks, sink, defines, sizes, eps, o, last)
 
@@ -72,28 +69,13 @@ def _attend_step(q: "cp.ndarray", table: "cp.ndarray", rows: Rows, positions: "c
     keys = sizes.window + min(rows.most, picks or rows.most)    # of a token, at most
     args = [q, table[0], table[1], rows.window, c_longlong(rows.slot_bytes), rows.slots, rows.pool, rows.pages,
             0 if rows.pages is None else rows.pages.shape[1], positions, rows.chosen, picks, sink, eps, o]
-    back = last[0] is not None
-    sums, limits, blocks = None, None, -(-H // STEP_HEADS)
-    slices, together, tile = attention_slices(blocks, T, keys, processors())
+    form = AttendForm.step(H, D, T, keys, clustered, limits())
+    sums, bounds, defines = None, None, (*defines, *form.defines)
     if not clustered:
-        sums = scratch.take("attend.sums", (T, H, slices, D))
-        limits = scratch.take("attend.limits", (T, H, slices, 2))
-    defines = (*defines, *_form(True, STEP_HEADS, tile, 8), ("CLUSTERED", int(clustered)), ("SLICES", slices),
-               ("BLOCKS", together))
-    middle = max(2 * STEP_HEADS * (D + 8), 16 * STEP_HEADS * (tile + 4))
-    shared = 2 * tile * (D + 8) + middle + 2 * STEP_HEADS * (tile + 8) + 12 * STEP_HEADS + 8 * tile \
-        + 4 * STEP_HEADS * D * (clustered and together == 1)
-    launch(kernel("attend", "attend", defines, shared), (blocks * T + back, 1, slices), (256,),
-           (*args, sums, limits, *last), shared)
+        sums = scratch.take("attend.sums", (T, H, form.slices, D))
+        bounds = scratch.take("attend.limits", (T, H, form.slices, 2))
+    columns = -(-H // form.heads) * T + (last[0] is not None)
+    launch(kernel("attend", "attend", defines, form.shared_bytes), (columns, 1, form.slices), (form.threads,),
+           (*args, sums, bounds, *last), form.shared_bytes)
     if not clustered:
-        launch(kernel("attend", "combine", defines), (H, T), (D // 2,), (sums, limits, sink, table[0], table[1], o))
-
-
-def _chunk_bytes(heads: int, sizes: Sizes) -> int:
-    """Shared memory of a block of so many heads."""
-    return 2 * (CHUNK_KEYS + heads) * (sizes.head_dim + 8) + 4 * heads * (CHUNK_KEYS + 4) \
-        + 2 * heads * (CHUNK_KEYS + 8) + 12 * heads + CHUNK_KEYS * sizes.row_bytes
-
-
-def _form(step: bool, heads: int, keys: int, groups: int) -> Defines:
-    return ("STEP", int(step)), *([] if step else [("HEADS", heads)]), ("KEYS", keys), ("GROUPS", groups)
+        launch(kernel("attend", "combine", defines), (H, T), (D // 2,), (sums, bounds, sink, table[0], table[1], o))

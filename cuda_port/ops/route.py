@@ -2,7 +2,7 @@
 from ds4mlx.cuda_port import scratch
 from ds4mlx.cuda_port.build import kernel
 from ds4mlx.cuda_port.device import cupy as cp
-from ds4mlx.cuda_port.launch import clusters, launch
+from ds4mlx.cuda_port.launch import clusters, launch, limits
 from ds4mlx.cuda_port.ops.dense_matmul import dense
 from ds4mlx.cuda_port.ops.hyper_mix import NO_WAY_BACK, WayBack
 from ds4mlx.cuda_port.weight import Weight
@@ -36,9 +36,7 @@ def route_step(x: "cp.ndarray", gate: Weight, bias: "cp.ndarray | None", table: 
         dense(x, [gate], [logits], quality=exact)
         route(logits, bias, table, ids, scale, selected, weight, back)
         return
-    defines = (("E", E), ("K", k), *back.defines(), ("CLUSTER", CLUSTER))
-    pieces = D // CLUSTER // 16
-    shared = 16 * 2 * E * (pieces - (pieces * 3 + 15) // 16 * 2)    # what is not in registers
+    defines, shared = (("E", E), ("K", k), *back.defines(), ("CLUSTER", CLUSTER)), _shared_bytes(E, D)
     launch(kernel("route", "routed", defines, shared), (CLUSTER, T), (2 * E + LANES,),
            (x, gate.raw, bias, table, ids, selected, weight, scale, *back.arguments()), shared)
 
@@ -46,4 +44,11 @@ def route_step(x: "cp.ndarray", gate: Weight, bias: "cp.ndarray | None", table: 
 def _held(experts: int, channels: int) -> bool:
     part = channels // CLUSTER
     return (experts % 16 == 0 and 2 * experts + LANES <= 1024 and part % 32 == 0 and part * CLUSTER == channels
-            and 2 * experts * part <= BLOCK_BYTES)
+            and 2 * experts * part <= BLOCK_BYTES
+            and _shared_bytes(experts, channels) + 4 * (CLUSTER * experts + part + 16) + 64 <= limits().of_block_bytes)
+
+
+def _shared_bytes(experts: int, channels: int) -> int:
+    """What of a block's part of the gate is not in registers."""
+    pieces = channels // CLUSTER // 16
+    return 16 * 2 * experts * (pieces - (pieces * 3 + 15) // 16 * 2)

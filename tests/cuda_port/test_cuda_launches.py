@@ -10,8 +10,19 @@ import pytest
 HERE = Path(__file__).parent / "stand_in"
 
 
-def test_cuda_launches_pass_what_their_kernels_take(tiny_path):
+def run(script, *arguments):
+    """How many kernels it launched."""
     cpp = shutil.which("cpp") or pytest.skip("no C preprocessor here")
-    result = subprocess.run([sys.executable, HERE / "launches.py", tiny_path, cpp], capture_output=True, text=True,
+    result = subprocess.run([sys.executable, HERE / script, *arguments, cpp], capture_output=True, text=True,
                             env=os.environ | {"PYTHONPATH": str(HERE)}, timeout=120)
-    assert result.returncode == 0 and int(result.stdout) > 20, result.stderr
+    assert result.returncode == 0, result.stderr
+    return int(result.stdout)
+
+
+def test_cuda_launches_pass_what_their_kernels_take(tiny_path):
+    assert run("launches.py", tiny_path) > 20
+
+
+@pytest.mark.parametrize("card", ["H200", "DGX Spark", "RTX 5090", "Strix Halo"])
+def test_cuda_operations_find_room_in_the_shared_memory_of_a_card(card):
+    assert run("cards.py", card) > 5

@@ -7,8 +7,9 @@ import pytest
 from oracle.numpy_forward import (fp8_round, frequencies, hadamard_fp4, hyper_post, hyper_pre, rms, rope, sigmoid,
                                   softmax)
 
-from ds4mlx.cuda_port import ops, scratch
+from ds4mlx.cuda_port import launch, ops, scratch
 from ds4mlx.cuda_port.device import use_stream
+from ds4mlx.cuda_port.forms import BLOCK_OWN_BYTES, Limits
 from ds4mlx.cuda_port.sizes import Sizes, overlap, page_rows
 from ds4mlx.cuda_port.weight import Weight
 from ds4mlx.models.deepseek_v4.config import FLASH, PRO
@@ -213,9 +214,12 @@ def attention(q, rows, seen, sink, position, compressed):
     return rope((softmax(z, 1)[:, :-1] @ rows)[None], np.array([position]), compressed, inverse=True)[0].reshape(-1)
 
 
-@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize("exact, block_bytes", [(True, None), (False, None), (False, 101376), (False, 65536)])
 @pytest.mark.parametrize("ratio", [0, 4, 128])
-def test_cuda_attention_of_a_chunk_and_of_steps(ratio, exact, rng):
+def test_cuda_attention_of_a_chunk_and_of_steps(ratio, exact, block_bytes, rng, monkeypatch):
+    if block_bytes:     # of shared memory, as smaller cards have
+        small = Limits(launch.processors(), block_bytes + BLOCK_OWN_BYTES, block_bytes)
+        monkeypatch.setattr(sys.modules["ds4mlx.cuda_port.ops.attend"], "limits", lambda: small)
     n, start = 400, 300
     h, sink = History(rng, n, ratio), rng.standard_normal(64)
     q = rng.standard_normal((n, 64 * 512))

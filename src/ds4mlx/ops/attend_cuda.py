@@ -3,15 +3,14 @@ from functools import cache
 
 import mlx.core as mx
 
-from ds4mlx.cuda_port.forms import attention_slices
+from ds4mlx.cuda_port.forms import AttendForm
 from ds4mlx.cuda_port.source import Defines
 from ds4mlx.ops.cuda_kernel import kernel, limits, zeros
 from ds4mlx.ops.dispatch import exact
 from ds4mlx.ops.paged import Paged
 
 LINEAR = 1 << 30        # rows of a ring, or of a page, that are no ring and no page
-CHUNK_KEYS = 64         # of a tile
-STEP_HEADS = 16         # of a block
+EXACT = ("STEP", 0), ("HEADS", 16), ("KEYS", 64), ("GROUPS", 4)    # what `attend_exact` is compiled beside
 NONE = "(const u8*)0", "(const int*)0", "(const int*)0", "0"    # rows, pages, chosen, picks
 NO_WAY_BACK = "0, 0, 0, 0, 0, 0, 0, 0"  # of a hyper-connection, whose own op does it all here
 
@@ -38,18 +37,16 @@ def chunk(q, cos, sin, window, start, rows, chosen, ratio, sink, width, eps):
             "const u8* ring = first - (long long)(positions[0] - before) * ROW;\n"
             "const u8* fresh = first + (size_t)before * ROW;\n")
     macros = _macros(H, D, 2 * cos.shape[1], window, width, LINEAR, LINEAR, ratio, chosen)
-    if exact() or not packed:
+    form = None if exact() or not packed else AttendForm.chunk(H, D, window.shape[1], limits())
+    if form is None:
         call += (f"::attend_exact(q, cosine, sine, ring, 0, none, 0, fresh, 1, {keys[0]}, {keys[1]}, 0, positions, "
                  f"{keys[2]}, {keys[3]}, sink, {float(eps)!r}f, o, {NO_WAY_BACK});")
-        form, grid, threads, shared = _form(False, 16, 64, 4), (H, T), 256, 0
+        how, grid = (macros + EXACT, 256, 1, 0), (H, T)
     else:
-        heads, groups = (64, 16) if H % 64 == 0 else (16, 4)
-        shared = 2 * (CHUNK_KEYS + heads) * (D + 8) + 4 * heads * (CHUNK_KEYS + 4) + 2 * heads * (CHUNK_KEYS + 8) \
-            + 12 * heads + CHUNK_KEYS * window.shape[1]
         call += (f"::attend(q, cosine, sine, ring, 0, none, fresh, {keys[0]}, {keys[1]}, positions, {keys[2]}, "
                  f"{keys[3]}, sink, {float(eps)!r}f, o);")
-        form, grid, threads = _form(False, heads, CHUNK_KEYS, groups), (-(-H // heads), T), 32 * groups
-    (o,) = kernel("attend", call, tuple(inputs), ("o",), macros + form, threads, 1, shared)(
+        how, grid = (macros + form.defines, form.threads, 1, form.shared_bytes), (-(-H // form.heads), T)
+    (o,) = kernel("attend", call, tuple(inputs), ("o",), *how)(
         list(inputs.values()), [((T, H * D), mx.float32)], grid)
     return o
 
@@ -71,19 +68,18 @@ def step(q, cos, sin, windows, positions, rows: Paged | None, most, chosen, rati
     if exact() or windows.dtype != mx.uint8:
         call = (f"::attend_exact(q, cosine, sine, {where}, 1, (const u8*)0, 0, {keys[0]}, {keys[1]}, {page_step}, "
                 f"positions, {keys[2]}, {keys[3]}, sink, {float(eps)!r}f, o, {NO_WAY_BACK});")
-        (o,) = kernel("attend", call, tuple(inputs), ("o",), macros + _form(False, 16, 64, 4), 256)(
+        (o,) = kernel("attend", call, tuple(inputs), ("o",), macros + EXACT, 256)(
             list(inputs.values()), [((B, H * D), mx.float32)], (H, B))
         return o
     of_token = W + min(most, chosen.shape[1] if chosen is not None else most)
-    blocks = -(-H // STEP_HEADS)
-    slices, together, tile = attention_slices(blocks, B, of_token, limits().processors)
-    middle = max(2 * STEP_HEADS * (D + 8), 16 * STEP_HEADS * (tile + 4))
-    shared = 2 * tile * (D + 8) + middle + 2 * STEP_HEADS * (tile + 8) + 12 * STEP_HEADS + 8 * tile
-    macros += (*_form(True, STEP_HEADS, tile, 8), ("CLUSTERED", 0), ("SLICES", slices), ("BLOCKS", together))
+    form = AttendForm.step(H, D, B, of_token, False, limits())
+    macros += form.defines
     call = (f"::attend(q, cosine, sine, {where}, {keys[0]}, {keys[1]}, {page_step}, positions, {keys[2]}, {keys[3]}, "
             f"sink, {float(eps)!r}f, 0, sums, limits, {NO_WAY_BACK});")
-    sums, limits_ = kernel("attend", call, tuple(inputs), ("sums", "limits"), macros, 256, together, shared)(
-        list(inputs.values()), [((B, H, slices, D), mx.float32), ((B, H, slices, 2), mx.float32)], (blocks, B, slices))
+    sums, limits_ = kernel("attend", call, tuple(inputs), ("sums", "limits"), macros, form.threads, form.blocks,
+                          form.shared_bytes)(
+        list(inputs.values()), [((B, H, form.slices, D), mx.float32), ((B, H, form.slices, 2), mx.float32)],
+        (-(-H // form.heads), B, form.slices))
     (o,) = kernel("attend", "::combine(sums, limits, sink, cosine, sine, o);",
                   ("sums", "limits", "sink", "cosine", "sine"), ("o",), macros, D // 2)(
         [sums, limits_, sink, cos, sin], [((B, H * D), mx.float32)], (H, B))
@@ -95,10 +91,6 @@ def _macros(H: int, D: int, R: int, window: mx.array, width: int, ring: int, pag
     return (("D", D), ("R", R), ("ROW", window.shape[-1] * window.itemsize), ("PACKED", int(window.dtype == mx.uint8)),
             ("RATIO", ratio), ("PAGE_ROWS", page_rows), ("RING", ring), ("H", H), ("WIDTH", width),
             ("CHOSEN", int(bool(ratio) and chosen is not None)), ("STREAMS", 1), ("HIDDEN", 1))
-
-
-def _form(is_step: bool, heads: int, keys: int, groups: int) -> Defines:
-    return ("STEP", int(is_step)), *([] if is_step else [("HEADS", heads)]), ("KEYS", keys), ("GROUPS", groups)
 
 
 @cache
