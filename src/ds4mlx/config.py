@@ -111,6 +111,21 @@ class Settings:
         _check_cold_saves(settings)
         return settings
 
+    def checked(self) -> Self:
+        """The same settings, for those made in Python. Raises UsageError naming one that is impossible."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)
+                  if getattr(self, field.name) != field.default}
+        parsed = {name: _parsed(name, value, f"settings.{name}") for name, value in values.items()}
+        settings = replace(self, **parsed)      # type: ignore[arg-type]  # each was parsed into its field's type
+        _check_cold_saves(settings)
+        return settings
+
+    def __repr__(self) -> str:
+        """What is not the default, and never the key."""
+        told = (f"{field.name}={getattr(self, field.name)!r}" for field in fields(self)
+                if field.repr and getattr(self, field.name) != field.default)
+        return f"Settings({', '.join(told)})"
+
     def effort(self, api: str) -> Literal["low", "high", "max"] | None:
         """How hard to think by default in an API, as chat or messages: its own effort, else that of all, if any."""
         given = dict(entry.rpartition("=")[::2] for entry in self.default_effort)

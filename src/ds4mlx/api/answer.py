@@ -1,14 +1,18 @@
 """One answer, made while it is read: pieces of text, or events, from a model here or on a server."""
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
+from types import GeneratorType
 
 from ds4mlx.chat.events import Event, Finish, Recovered, TextDelta, gather
 from ds4mlx.engine.protocol import Step
+
+SHOWN = 60  # characters of an answer that `repr` shows
 
 
 class Answer:
     """Iterate over it for its text, piece by piece. Nothing is computed that nobody reads.
 
-    Left early, it rests: reading it again goes on, and the next use of its session ends it where it is.
+    Left early, it rests: reading it again goes on, and the next use of its session ends it where it is. One that was
+    interrupted while it computed (Ctrl+C) has ended; the session goes on behind what was said.
     """
 
     def __init__(self, events: Iterator[Event]) -> None:
@@ -62,9 +66,16 @@ class Answer:
 
     def stop(self) -> None:
         """Nothing more comes; a server is told."""
-        if isinstance(self._events, Generator):
+        if isinstance(self._events, GeneratorType):
             self._events.close()
         self._events = iter(())
 
     def __str__(self) -> str:
         return self.text
+
+    def __repr__(self) -> str:
+        said = [repr(self.text if len(self.text) <= SHOWN else f"{self.text[:SHOWN]}…"),
+                *(f"a call of {name}" for name, _ in self.calls)]
+        resting = isinstance(self._events, GeneratorType) and self._events.gi_frame is not None
+        more = "more to come: iterate over it, or wait()" if resting else "broken off"
+        return f"<Answer {', '.join(said)}, {self.finish.reason if self.finish else more}>"

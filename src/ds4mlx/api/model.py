@@ -4,11 +4,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
+from threading import get_ident
 from typing import Self
 
 import numpy as np
 
-from ds4mlx.api.rendering import Messages, Rendered, Style, request
+from ds4mlx.api.rendering import Messages, Rendered, Style, listed, request
 from ds4mlx.api.session import Session
 from ds4mlx.chat.dialects.deepseek_v4_templates import EffortProfile
 from ds4mlx.chat.messages import Conversation, Effort, Json
@@ -35,9 +36,11 @@ from ds4mlx.tiny.files import BUILT_IN, TINY, path_of
 def load(path: Path | str = TINY, settings: Settings = Settings()) -> "Model":
     """The model of a GGUF file, or a built-in one, "tiny" or "noise". Use it on the thread that loaded it.
 
-    `settings` are those of the command line: Settings(ctx=65536). Raises ModelFileError, DoesNotFit.
+    `settings` are those of the command line: Settings(ctx=65536). Which kernels compute is of the process: the last
+    model's `ops` and `quality` hold for all. Raises ModelFileError, DoesNotFit, UsageError.
     """
-    if (path := Path(path)) in BUILT_IN:
+    settings, path = settings.checked(), Path(path).expanduser()
+    if path in BUILT_IN:
         path = path_of(path)
     with GGUF.open(path) as file:
         tokenizer, profile = Tokenizer.from_gguf(file.metadata), effort_profile(settings, file.metadata)
@@ -54,6 +57,7 @@ class Model:
     def __init__(self, engine: Engine, tokenizer: Tokenizer, settings: Settings, profile: EffortProfile,
                  config: Config) -> None:
         self.engine, self.tokenizer, self.settings = engine, tokenizer, settings
+        self._thread, self._closed = get_ident(), False
         self.config = config    # sizes, and what kind each layer is of
         self._profile, self._steering = profile, read_steering(settings, config)
         self._steered: Steering | None = None   # what the engine does now
@@ -84,14 +88,22 @@ class Model:
     def session(self, context: int | None = None, steering: Steering | None = None) -> Session:
         """An empty conversation of so many tokens at most (`settings.ctx`). Raises DoesNotFit.
 
-        steering: along which directions, from the first token on; None is what the settings say.
+        steering: along which directions, from the first token on; None is what the settings say. Raises UsageError for
+        directions of another model, ValueError for a context that the model does not take.
         """
-        session = Session(self, context or min(self.settings.ctx, self.info.context), steering or self._steering)
+        self.require_usable()
+        if steering is not None:
+            if not isinstance(steering, Steering):
+                raise UsageError(f"steering is {steering!r}, need ds4mlx.directions(...) or ds4mlx.Steering.read(...)")
+            steering.require_fit(self.config)
+        context = min(self.settings.ctx, self.info.context) if context is None else context
+        session = Session(self, context, steering or self._steering)
         self._sessions.add(session)
         return session
 
     def steer(self, steering: Steering | None) -> None:
         """For the session that computes next, which calls this itself. Raises UsageError."""
+        self.require_usable()
         if steering is self._steered:
             return
         if not isinstance(self.engine, Watcher):
@@ -102,16 +114,21 @@ class Model:
     def lens(self, streams: np.ndarray) -> np.ndarray:
         """f32 [T, vocab]: the logits that the head makes of residual streams [T, N, D], as taps have them of any layer.
 
-        Of the last layer's they are the model's own. Raises UsageError for an engine that has no taps.
+        Of the last layer's they are the model's own. Raises UsageError for an engine that has no taps, ValueError for
+        another shape.
         """
+        self.require_usable()
         if not isinstance(self.engine, Watcher):
             raise UsageError(f"{self.info.backend} has no taps; load the model with engine mlx")
+        if np.shape(streams)[1:] != (needed := (self.config.hc_mult, self.config.hidden_size)):
+            raise ValueError(f"streams are of shape {np.shape(streams)}, need (tokens, {needed[0]}, {needed[1]}), as "
+                             "taps.layers[i].streams")
         return self.engine.lens(streams)
 
-    def render(self, messages: Messages, tools: Sequence[dict[str, Json]] = (), *, thinking: bool | None = None,
+    def render(self, messages: str | Messages, tools: Sequence[dict[str, Json]] = (), *, thinking: bool | None = None,
                effort: Effort | None = None) -> Rendered:
-        """The prompt that a server makes of OpenAI's messages and tools. Raises BadRequest."""
-        _, _, prompt = self.encoded(request(messages, Style(tuple(tools), thinking, effort)), self.settings.ctx)
+        """The prompt that a server makes of a question, or of OpenAI's messages, and tools. Raises BadRequest."""
+        _, _, prompt = self.encoded(request(listed(messages), Style(tuple(tools), thinking, effort)), self.settings.ctx)
         return Rendered(rendered_text(prompt.segments), list(prompt.wanted.ids))
 
     def encoded(self, body: dict[str, Json], context: int) -> tuple[Turn, Conversation, EncodedPrompt]:
@@ -132,6 +149,7 @@ class Model:
 
     def close(self) -> None:
         """Give the memory back; its sessions are of no use after that."""
+        self._closed = True
         for session in self._sessions:
             session.close()
         self.engine.close()
@@ -141,3 +159,15 @@ class Model:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def __repr__(self) -> str:
+        info = self.info
+        return f"<Model {info.name}, {info.quant}, {self.layers} layers, {'closed' if self._closed else info.backend}>"
+
+    def require_usable(self) -> None:
+        """Raises ValueError where it is closed, UsageError on another thread than the one that loaded it."""
+        if self._closed:
+            raise ValueError("the model is closed; load it again")
+        if get_ident() != self._thread:
+            raise UsageError("a model belongs to the thread that loaded it, and this is another one; use it there, with "
+                             "a thread of its own as ThreadPoolExecutor(1), or ask a server with ds4mlx.connect")

@@ -11,7 +11,8 @@ from urllib.request import ProxyHandler, Request, build_opener
 from ds4mlx.api import saved
 from ds4mlx.api.answer import Answer
 from ds4mlx.api.chunks import Chunk, events
-from ds4mlx.api.rendering import Messages, Rendered, Style, ToolChoice, answer_message, listed, request, strings
+from ds4mlx.api.rendering import (Messages, Rendered, Style, ToolChoice, answer_message, listed, request,
+                                   require_limits, strings)
 from ds4mlx.chat.messages import Effort, Json
 from ds4mlx.engine.protocol import Sampling
 from ds4mlx.errors import BadRequest, Ds4Error
@@ -47,14 +48,17 @@ class Server:
                 raise Ds4Error(f"what answers at {self.url} is no server of ours; give the address that ds4mlx serve "
                                "prints") from fault
 
+    def __repr__(self) -> str:
+        return f"<Server {self.url}>"
+
     def session(self) -> "RemoteSession":
         """An empty conversation."""
         return RemoteSession(self)
 
-    def render(self, messages: Messages, tools: Sequence[dict[str, Json]] = (), *, thinking: bool | None = None,
+    def render(self, messages: str | Messages, tools: Sequence[dict[str, Json]] = (), *, thinking: bool | None = None,
                effort: Effort | None = None) -> Rendered:
         """As `Model.render`. The server has to run with --diagnostics."""
-        return self.tokenize(request(messages, Style(tuple(tools), thinking, effort)))
+        return self.tokenize(request(listed(messages), Style(tuple(tools), thinking, effort)))
 
     def tokenize(self, body: Body) -> Rendered:
         """Of {"text": ...}, or of a chat request. Raises BadRequest, also where --diagnostics is off."""
@@ -142,6 +146,7 @@ class RemoteSession:
              thinking: bool | None = None, effort: Effort | None = None, max_tokens: int | None = None,
              sampling: Sampling | None = None, stop: str | Sequence[str] = ()) -> Answer:
         """As Session.chat; the request is sent when the answer is read, and what is refused is raised there."""
+        require_limits(max_tokens, sampling)
         self._settle()
         self.style = Style(self.style.tools if tools is None else tuple(tools),
                            self.style.thinking if thinking is None else thinking, effort or self.style.effort)
@@ -153,6 +158,7 @@ class RemoteSession:
     def complete(self, text: str = "", *, max_tokens: int | None = None, sampling: Sampling | None = None,
                  stop: str | Sequence[str] = ()) -> Answer:
         """As Session.complete, behind tokens, since a server makes a question of a text."""
+        require_limits(max_tokens, sampling)
         self._settle()
         question = self._server.render([{"role": "user", "content": ""}]) if not self.messages else None
         self._head = self._head or (question.tokens[:1] if question else self.tokens)
@@ -182,13 +188,13 @@ class RemoteSession:
     def save(self, path: Path | str) -> None:
         """Write down what was said, as Session.save does beside a state, which stays here. Raises OSError."""
         self._settle()
-        saved.write_messages(Path(f"{path}.json"), saved.Said(self.messages, self.style, tokens=self._head,
+        saved.write_messages(Path(f"{path}.json").expanduser(), saved.Said(self.messages, self.style, tokens=self._head,
                                                                 text=self._written))
 
     def load(self, path: Path | str) -> None:
         """What was saved here or by a Session. Raises CheckpointError, OSError."""
         self._settle()
-        said = saved.read_messages(Path(f"{path}.json"))
+        said = saved.read_messages(Path(f"{path}.json").expanduser())
         self.messages, self.style, self._head, self._written = said.messages, said.style, said.tokens, said.text
 
     def close(self) -> None:
@@ -200,6 +206,9 @@ class RemoteSession:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def __repr__(self) -> str:
+        return f"<RemoteSession of {len(self.messages)} messages, on {self._server.url}>"
 
     def _rendered(self, told: int) -> Rendered:
         """The first messages; a last answer is open to be gone on with."""

@@ -1,10 +1,13 @@
 """Messages in OpenAI's form: a question into a chat request, an answer into the message that it becomes."""
+import reprlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Literal
 
 from ds4mlx.chat.messages import Effort, Json
+from ds4mlx.engine.protocol import Sampling
+from ds4mlx.errors import BadRequest
 
 Messages = Sequence[dict[str, Json]]
 ToolChoice = Literal["auto", "none", "required"] | dict[str, Json]
@@ -42,9 +45,24 @@ def _given(members: dict[str, Json]) -> dict[str, Json]:
     return {name: value for name, value in members.items() if value is not None}
 
 
-def listed(said: str | Messages, role: Literal["user", "system"] = "user") -> list[dict[str, Json]]:
-    """A question, or messages that are some already."""
-    return [{"role": role, "content": said}] if isinstance(said, str) else list(said)
+def listed(said: str | Messages) -> list[dict[str, Json]]:
+    """A question, or messages that are some already. Raises BadRequest for anything else."""
+    if isinstance(said, str):
+        return [{"role": "user", "content": said}]
+    strange = ([message for message in said if not isinstance(message, dict)] if isinstance(said, list | tuple)
+               else [said])
+    if strange:
+        raise BadRequest(f"what is said is {reprlib.repr(strange[0])}, need a text, or a list of messages such as "
+                         '{"role": "user", "content": "Hi"}')
+    return list(said)
+
+
+def require_limits(max_tokens: int | None, sampling: Sampling | None) -> None:
+    """Raises BadRequest for what is no limit, or no way to draw an answer."""
+    if max_tokens is not None and (not isinstance(max_tokens, int) or max_tokens < 0):
+        raise BadRequest(f"max_tokens is {max_tokens!r}, need a whole number of at least 0", param="max_tokens")
+    if sampling is not None and not isinstance(sampling, Sampling):
+        raise BadRequest(f"sampling is {sampling!r}, need such as ds4mlx.Sampling(temperature=0.5)", param="sampling")
 
 
 def strings(stop: str | Sequence[str]) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from ds4mlx.service.service import ENGINE_ABI
 from ds4mlx.sessions.container import read_arrays
 from ds4mlx.sessions.format import Head, check_layout, check_usable, head_image, read_head
 from ds4mlx.sessions.identity import Identity
+from ds4mlx.sessions.integrity import Corrupt, Incomplete
 from ds4mlx.sessions.layout import empty_arrays, row_counts
 from ds4mlx.sessions.lookup import VisibleKey
 from ds4mlx.text.tokenizer import Tokenizer
@@ -44,15 +45,21 @@ def write(path: Path, session: Session, engine: Engine, identity: Identity, key:
 
 def read(path: Path, identity: Identity, engine: Engine, context: int) -> dict[str, np.ndarray]:
     """The arrays of a state. Raises CheckpointError for one that is damaged or another model's, OSError."""
-    with path.open("rb") as file:
-        stored = read_head(file, path.stat().st_size)
-        check_usable(stored.head, identity, max(context, stored.head.ctx), min_tokens=1)
-        if stored.head.segments:
-            raise CheckpointError(f"{path}: its rows lie in other files, as a server's cache has them; give a file "
-                                  "that a session saved")
-        check_layout(stored, engine.arrays)
-        arrays = empty_arrays(engine.arrays(stored.head.tokens))
-        read_arrays(file, stored.data_at, stored.container, arrays)
+    try:
+        with path.open("rb") as file:
+            stored = read_head(file, path.stat().st_size)
+            check_usable(stored.head, identity, max(context, stored.head.ctx), min_tokens=1)
+            if stored.head.segments:
+                raise CheckpointError("its rows lie in other files, as a server's cache has them; give a file that a "
+                                      "session saved")
+            check_layout(stored, engine.arrays)
+            arrays = empty_arrays(engine.arrays(stored.head.tokens))
+            read_arrays(file, stored.data_at, stored.container, arrays)
+    except (Incomplete, Corrupt) as fault:
+        what = str(fault).rpartition(";")[0]    # behind it is what a server does then
+        raise CheckpointError(f"{path}: {what}; give a file that a session saved") from fault
+    except CheckpointError as fault:
+        raise CheckpointError(f"{path}: {fault}") from fault
     return arrays
 
 

@@ -2,6 +2,7 @@
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from operator import index
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -9,7 +10,8 @@ import numpy as np
 
 from ds4mlx.api import saved
 from ds4mlx.api.answer import Answer
-from ds4mlx.api.rendering import Messages, Style, ToolChoice, answer_message, listed, request, strings
+from ds4mlx.api.rendering import (Messages, Style, ToolChoice, answer_message, listed, request, require_limits,
+                                   strings)
 from ds4mlx.chat.events import Event, Usage
 from ds4mlx.chat.messages import Conversation, Effort, Json
 from ds4mlx.engine.protocol import Row, Sampling, Step
@@ -29,7 +31,7 @@ MOST_KEYS = 16  # of turns whose reasoning the next prompt leaves out, and the s
 
 
 class Session:
-    """One conversation. It belongs to the thread that loaded the model.
+    """One conversation. It belongs to the thread that loaded the model; a closed one raises ValueError.
 
     `tokens` are all that were read and sampled. The last sampled one is fed with whatever comes next.
     """
@@ -39,6 +41,7 @@ class Session:
         self.style = Style()
         self._model, self.context, self.steering = model, context, steering
         self._state = model.engine.open(context)
+        self._closed = False
         self._unfed: list[int] = []
         self._answer: Answer | None = None
         self._told = False      # the answer is of a conversation, and not among the messages yet
@@ -73,6 +76,7 @@ class Session:
         response_format are of this answer, and OpenAI's. Raises BadRequest for messages that cannot be rendered, and a
         prompt without room for an answer; the session is then as it was.
         """
+        require_limits(max_tokens, sampling)
         self._settle()
         style = Style(self.style.tools if tools is None else tuple(tools),
                       self.style.thinking if thinking is None else thinking, effort or self.style.effort)
@@ -92,6 +96,7 @@ class Session:
     def complete(self, text: str = "", *, max_tokens: int | None = None, sampling: Sampling | None = None,
                  stop: str | Sequence[str] = ()) -> Answer:
         """What follows the session's tokens and then `text`, in which nothing is special. Raises BadRequest."""
+        require_limits(max_tokens, sampling)
         self._settle()
         before, tokenizer = self.tokens, self._model.tokenizer
         ids = [*(before or [tokenizer.bos]), *tokenizer.encode_literal(text)]
@@ -104,7 +109,7 @@ class Session:
     def read(self, tokens: Sequence[int]) -> None:
         """Take tokens in behind those that are there. Raises BadRequest where they do not fit."""
         self._settle()
-        self._read([*self.tokens, *tokens])
+        self._read([*self.tokens, *map(index, tokens)])
 
     def rewind(self, length: int) -> None:
         """Be as after the first `length` tokens; a negative number counts from the end, as in a slice.
@@ -133,8 +138,8 @@ class Session:
         """What the model computes at the tokens of a slice of `tokens`, of these layers or all.
 
         They are computed once more, beside the session, which neither changes nor slows down. A token of Flash takes
-        4 MB of NumPy arrays with all layers. Raises ValueError for an empty slice, UsageError for an engine that
-        cannot tell.
+        4 MB of NumPy arrays with all layers. Raises ValueError for an empty slice or a layer that is not there,
+        UsageError for an engine that cannot tell.
         """
         tokens = self.tokens
         start, stop, _ = slice(start, stop).indices(len(tokens))
@@ -143,13 +148,16 @@ class Session:
         engine = self._model.engine
         if not isinstance(engine, Watcher):
             raise UsageError(f"{self._model.info.backend} has no taps; load the model with engine mlx")
+        every = range(self._model.layers)
+        chosen = every if layers is None else layers
+        if not set(chosen) <= set(every):
+            raise ValueError(f"layers {list(chosen)} are not all there, the model has 0 to {every[-1]}")
         self._model.steer(self.steering)
         beside = engine.open(stop)      # no larger than it has to be: a second context may not fit
         try:
             reached = beside.branch(self._state, start)
             for part in self._slices(tokens[reached:start]):
                 engine.prefill(beside, part)
-            chosen = range(self._model.layers) if layers is None else layers
             return Taps.joined([engine.watch(beside, part, chosen) for part in self._slices(tokens[start:stop])])
         finally:
             beside.close()
@@ -158,21 +166,23 @@ class Session:
         """Write the state as a checkpoint, and the messages to `path`.json. Raises CheckpointError, OSError."""
         self._settle()
         self._feed([])
-        saved.write(Path(path), self._state, self._model.engine, self._identity(),
+        path = Path(path).expanduser()
+        saved.write(path, self._state, self._model.engine, self._identity(),
                     self._model.tokenizer.key_bytes_of_ids(self.tokens))
         saved.write_messages(Path(f"{path}.json"), saved.Said(self.messages, self.style, self._ends, self._visible))
 
     def load(self, path: Path | str) -> None:
         """Become what was saved, by this or another process. Raises CheckpointError and stays as it was, OSError."""
         self._settle()
+        path = Path(path).expanduser()
         said = saved.read_messages(Path(f"{path}.json"))
-        self._state.restore(saved.read(Path(path), self._identity(), self._model.engine, self.context))
+        self._state.restore(saved.read(path, self._identity(), self._model.engine, self.context))
         self.messages, self.style, self._unfed = said.messages, said.style, []
         self._ends, self._visible = said.ends, said.visible
 
     def close(self) -> None:
         """Give the memory back."""
-        self._answer = None
+        self._closed, self._answer, self._unfed = True, None, []
         self._state.close()
 
     def __enter__(self) -> Self:
@@ -180,6 +190,11 @@ class Session:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def __repr__(self) -> str:
+        if self._closed:
+            return "<Session, closed>"
+        return f"<Session of {len(self.tokens)} tokens of {self.context}, {len(self.messages)} messages>"
 
     def _identity(self) -> Identity:
         return saved.identity_of(self._model.info, self._model.tokenizer, self.steering)
@@ -262,7 +277,10 @@ class Session:
         return steps
 
     def _settle(self) -> None:
-        """End the answer that is being read, if there is one."""
+        """End the answer that is being read, if there is one. Raises ValueError where the session is closed."""
+        self._model.require_usable()
+        if self._closed:
+            raise ValueError("the session is closed; open another one")
         if self._answer is not None:
             self._answer.stop()
             self._tell(self._answer)

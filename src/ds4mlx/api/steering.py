@@ -14,10 +14,13 @@ def directions(model: Model, pairs: Sequence[tuple[str | Messages, str | Message
     """For each layer, the mean difference of what `part` gives at the last tokens of two prompts, as a unit vector.
 
     A prompt is text, or a conversation that is to be answered. The steering takes what the first of each pair has
-    more than the second away; a negative strength adds it. Raises ValueError without pairs, BadRequest, UsageError.
+    more than the second away; a negative strength adds it. Raises ValueError for what is no pair, BadRequest,
+    UsageError.
     """
-    if not pairs:
-        raise ValueError("directions need one pair of prompts at least")
+    if not pairs or any(isinstance(pair, str) or len(pair) != 2 for pair in pairs):
+        raise ValueError('directions need pairs of prompts, one at least, such as [("The river", "The stone")]')
+    if part not in ("attn", "ffn"):
+        raise ValueError(f"part is {part!r}, need attn or ffn")
     sums = sum(_outputs(model, more, part) - _outputs(model, less, part) for more, less in pairs)
     lengths = np.linalg.norm(sums, axis=-1, keepdims=True)
     vectors = (sums / np.where(lengths > 0, lengths, 1)).astype(np.float32)

@@ -4,12 +4,18 @@ An engine and its sessions belong to one thread, the one that opened the engine.
 """
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import Protocol
 
 import numpy as np
 
 
 SPAN_TOKENS = 2048  # of a state that are stored together, once, for all conversations that begin with the same tokens
+
+SAMPLING_BOUNDS = {
+    "temperature": (0, 100), "top_p": (0, 1), "top_k": (0, 1 << 24), "min_p": (0, 1), "seed": (0, (1 << 64) - 1),
+    "presence_penalty": (-100, 100), "frequency_penalty": (-100, 100), "repetition_penalty": (0.01, 100),
+    "top_logprobs": (0, 1 << 24)}
 
 Progress = Callable[[int, int], None]   # bytes of weights that are loaded, of so many
 
@@ -46,6 +52,13 @@ class Sampling:
     repetition_penalty: float = 1.0
     banned: frozenset[int] = frozenset()
     top_logprobs: int = 0       # alternatives reported with each step
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for a number that means nothing."""
+        for name, (low, high) in SAMPLING_BOUNDS.items():
+            value: float = getattr(self, name)
+            if not isinstance(value, Real) or not low <= value <= high:
+                raise ValueError(f"{name} is {value!r}, need a number from {low} to {high}")
 
 
 @dataclass(frozen=True, slots=True)

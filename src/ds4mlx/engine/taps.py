@@ -28,6 +28,11 @@ class LayerTaps:
     compressed_mass: np.ndarray     # [T, H], that compressed rows have; what is left to 1 is the sink's
     rows: np.ndarray | None         # i32 [T, K], compressed rows attended to, -1 for none; None: no indexer chooses
 
+    def __repr__(self) -> str:
+        """Names and shapes: the numbers are pages."""
+        arrays = ((field.name, getattr(self, field.name)) for field in fields(self))
+        return f"<LayerTaps {', '.join(f'{name} {_shape(array)}' for name, array in arrays)}>"
+
     @classmethod
     def joined(cls, parts: Sequence[Self]) -> Self:
         """Of tokens that follow each other."""
@@ -47,6 +52,10 @@ class Taps:
     logits: np.ndarray              # f32 [T, vocab], for the token after each
     layers: dict[int, LayerTaps]    # those that were asked for
 
+    def __repr__(self) -> str:
+        return (f"<Taps of {len(self.tokens)} tokens from {self.start} on: tokens, logits {_shape(self.logits)}, "
+                f"logprobs, layers {list(self.layers)}>")
+
     @property
     def logprobs(self) -> np.ndarray:
         """f32 [T, vocab], natural logarithms."""
@@ -60,6 +69,10 @@ class Taps:
         return cls(parts[0].start, np.concatenate([part.tokens for part in parts]),
                    np.concatenate([part.logits for part in parts]),
                    {layer: LayerTaps.joined([part.layers[layer] for part in parts]) for layer in parts[0].layers})
+
+
+def _shape(array: np.ndarray | None) -> str:
+    return "None" if array is None else str(list(array.shape))
 
 
 @runtime_checkable

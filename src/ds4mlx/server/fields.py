@@ -21,7 +21,8 @@ def unsupported(kind: str) -> str:
 def found(value: Json) -> str:
     """What a value is, for an error: its kind, and the value itself where it is short."""
     shown = repr(value) if isinstance(value, int | float | str) and not isinstance(value, bool) else ""
-    return f"{_KINDS[type(value)]} ({shown})" if 0 < len(shown) <= 40 else _KINDS[type(value)]
+    kind = _KINDS.get(type(value)) or f"a {type(value).__name__}, which is not JSON"    # of who writes Python
+    return f"{kind} ({shown})" if 0 < len(shown) <= 40 else kind
 
 
 class Fields:

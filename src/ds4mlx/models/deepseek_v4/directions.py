@@ -11,7 +11,7 @@ from typing import Self
 import numpy as np
 
 from ds4mlx.config import Settings
-from ds4mlx.errors import ModelFileError
+from ds4mlx.errors import ModelFileError, UsageError
 from ds4mlx.models.deepseek_v4.config import Config
 
 
@@ -46,6 +46,16 @@ class Steering:
     def changes(self) -> bool:
         """Whether it changes anything."""
         return bool((self.attn or self.ffn) and self.vectors.any())
+
+    def require_fit(self, config: Config) -> None:
+        """Raises UsageError where they are of another model."""
+        if self.vectors.shape != (needed := (config.num_hidden_layers, config.hidden_size)):
+            raise UsageError(f"directions are of shape {self.vectors.shape}, the model has {needed[0]} layers of width "
+                             f"{needed[1]}; build them with this model")
+
+    def __repr__(self) -> str:
+        layers, width = self.vectors.shape
+        return f"<Steering of {layers} layers of width {width}, attn {self.attn:g}, ffn {self.ffn:g}>"
 
     def marked(self, fingerprint: str) -> str:
         """The fingerprint of weights that are steered, hex: a state that was steered is not one that was not."""
