@@ -32,7 +32,8 @@ class Loader:
         self._ready: list[cp.cuda.Event | None] = [None] * PIECES
         self._stream = cp.cuda.Stream(non_blocking=True)
         self._loaded: dict[int, cp.ndarray] = {}
-        self._done, self._total, self._progress = 0, total_bytes, progress or _log_progress()
+        self.progress = progress or _log_progress()
+        self._done, self._total = 0, total_bytes
 
     def raw(self, name: str) -> "cp.ndarray":
         """u8 [*shape[:-1], row bytes], on the card after `wait`."""
@@ -70,7 +71,7 @@ class Loader:
             target[start:start + size].data.copy_from_host_async(self._buffers[i].ctypes.data, size, self._stream)
             self._ready[i] = self._stream.record()
             self._done += size
-            self._progress(self._done, self._total)
+            self.progress(min(self._done, self._total - 1), self._total)   # the last word is said in `loading`
 
     def wait(self) -> None:
         """Until what was asked for is on the card."""
@@ -100,9 +101,12 @@ def _log_progress() -> Progress:
 
 @contextmanager
 def loading(file: GGUF, total_bytes: int, progress: Progress | None = None) -> Iterator[Loader]:
-    loader = Loader(file, total_bytes, progress)
+    """Whoever shows `progress` hears at last that all is there, after an error too: it has a bar to take away."""
+    loader, complete = Loader(file, total_bytes, progress), False
     try:
         yield loader
+        complete = True
     finally:
         loader.close()
-
+        if complete or progress:    # what is no matrix has not been counted
+            loader.progress(total_bytes, total_bytes)

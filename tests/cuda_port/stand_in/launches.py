@@ -58,7 +58,10 @@ launching.launch = launch   # before the operations import it
 def main() -> None:
     from ds4mlx.cuda_port.engine import open_cuda
     for settings in ({}, {"kv_round": "none"}, {"quality": True}):
-        engine = open_cuda(Settings(ctx=4096, batched_session=2, **settings), Path(sys.argv[1]))
+        told: list[tuple[int, int]] = []
+        engine = open_cuda(Settings(ctx=4096, batched_session=2, **settings), Path(sys.argv[1]),
+                           lambda *numbers: told.append(numbers))
+        assert [done == total for done, total in told] == [False] * (len(told) - 1) + [True], "a bar stays, or goes early"
         a, b = engine.open(4096), engine.open(4096)
         engine.prefill(a, [5] * 2600)
         a.mark()

@@ -92,7 +92,9 @@ def get_default_memory_pool():
 _stream = Stream()
 cuda = SimpleNamespace(
     Stream=Stream, Event=Event, Device=Device, get_current_stream=lambda: _stream, alloc_pinned_memory=bytearray,
-    runtime=SimpleNamespace(is_hip=False, CUDA_R_16F=2, CUDA_R_32F=0,
+    runtime=SimpleNamespace(is_hip=False, CUDA_R_16F=2, CUDA_R_32F=0, CUDARuntimeError=RuntimeError,
+                            getDeviceCount=lambda: 1, driverGetVersion=lambda: 13000, runtimeGetVersion=lambda: 13020,
                             getDeviceProperties=lambda device: {"name": b"stand-in"}),
+    nvrtc=SimpleNamespace(getVersion=lambda: (13, 0)),
     memory=SimpleNamespace(OutOfMemoryError=MemoryError), graph=SimpleNamespace(Graph=Graph),
     device=SimpleNamespace(get_cublas_handle=lambda: 0))
