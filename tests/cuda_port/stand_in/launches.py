@@ -61,7 +61,7 @@ def main() -> None:
         told: list[tuple[int, int]] = []
         engine = open_cuda(Settings(ctx=4096, batched_session=2, **settings), Path(sys.argv[1]),
                            lambda *numbers: told.append(numbers))
-        assert [done == total for done, total in told] == [False] * (len(told) - 1) + [True], "a bar stays, or goes early"
+        assert [done == total for done, total in told] == [False] * (len(told) - 1) + [True], "when a bar goes"
         a, b = engine.open(4096), engine.open(4096)
         engine.prefill(a, [5] * 2600)
         a.mark()
