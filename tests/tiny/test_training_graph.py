@@ -8,6 +8,8 @@ torch = pytest.importorskip("torch")
 
 import mlx.core as mx  # noqa: E402
 
+from ds4mlx.config import Settings  # noqa: E402
+from ds4mlx.engine.mlx_importance import collect  # noqa: E402
 from ds4mlx.gguf.dequant import dequantize  # noqa: E402
 from ds4mlx.gguf.reader import GGUF  # noqa: E402
 from ds4mlx.models.deepseek_v4 import weights  # noqa: E402
@@ -78,9 +80,29 @@ def test_the_hyper_connections_gradient_is_that_of_the_iterations():
     assert off.norm() < 0.03 * a.grad.norm()    # twenty iterations are not the limit
 
 
-@pytest.mark.parametrize("kind, fast, most", [("IQ2_XXS", iq2_xxs, 1.05), ("Q2_K", q2_k, 1.12)])
-def test_training_loses_what_the_quantiser_loses(kind, fast, most):
-    values = np.random.default_rng(2).standard_normal((32, 256)).astype(np.float32)
-    loss = np.square(fast(torch.from_numpy(values)).numpy() - values).mean()
-    best = np.square(dequantize(encode(values, kind).reshape(-1), kind).reshape(values.shape) - values).mean()
-    assert best <= loss < most * best
+@pytest.mark.parametrize("known", [False, True])
+@pytest.mark.parametrize("kind, rounded", [("IQ2_XXS", iq2_xxs), ("Q2_K", q2_k)])
+def test_training_rounds_experts_as_the_quantiser_does(kind, rounded, known):
+    rng = np.random.default_rng(2)
+    values = rng.standard_normal((2, 32, 256)).astype(np.float32)
+    counts = np.exp(rng.standard_normal((2, 256))).astype(np.float32)
+    ours = rounded(torch.from_numpy(values), torch.from_numpy(counts * known)).numpy()
+    theirs = np.stack([dequantize(encode(w, kind, c if known else None).reshape(-1), kind).reshape(w.shape)
+                       for w, c in zip(values, counts)])
+    # Sums in another order now and then prefer another of two codes that are as good.
+    assert np.isclose(ours, theirs, rtol=1e-4, atol=1e-6).mean() > 0.97
+    lost, least = (float((counts[:, None] * (w - values) ** 2).mean()) for w in (ours, theirs))
+    assert lost == pytest.approx(least, rel=2e-3)
+
+
+def test_training_sees_what_an_imatrix_collects(trained, exported):
+    ids = np.random.default_rng(4).integers(0, lessons.VOCABULARY, 256)
+    with torch.no_grad():
+        loads = trained(torch.from_numpy(ids)[None], Mode(torch.float32, rounding=False))[2]
+    found = collect(Settings(kv_round="none"), exported, [ids.tolist()])
+    for i, load in enumerate(loads):
+        for name, ours in (("ffn_gate_exps", load.inputs), ("ffn_down_exps", load.middle)):
+            squares = found[f"blk.{i}.{name}.weight"]
+            np.testing.assert_allclose(load.share * len(ids), squares.counts, atol=2)   # routes that are all but even
+            off = ours.numpy() * len(ids) - squares.sums
+            assert np.linalg.norm(off) < 0.05 * np.linalg.norm(squares.sums)

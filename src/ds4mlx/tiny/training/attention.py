@@ -49,7 +49,10 @@ class Compressor(nn.Module):
 
 
 class Indexer(nn.Module):
-    """Scores of compressed rows, learned from what the layer attends to and not from the loss."""
+    """Chooses compressed rows. It learns from what the layer attends to and not from the loss, while `teaching`.
+
+    It runs as it stands: compiled, its gradient was not a number within a hundred steps.
+    """
 
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -58,11 +61,24 @@ class Indexer(nn.Module):
         self.compressor = Compressor(config, 4, config.index_head_dim)
         self.register_buffer("turn", hadamard(config.index_head_dim), persistent=False)
         self.heads, self.scale = config.index_n_heads, (config.index_n_heads * config.index_head_dim) ** -0.5
+        self.most, self.teaching = config.index_topk, True
 
-    @torch.compiler.disable     # compiled, its gradient was not a number within a hundred steps
-    def forward(self, x: Tensor, qr: Tensor, tables: Tables, mode: Mode) -> Tensor:
+    @torch.compiler.disable
+    def forward(self, x: Tensor, qr: Tensor, wanted: Tensor, seen: Tensor, tables: Tables,
+                mode: Mode) -> tuple[Tensor, Tensor]:
+        """x [B, T, D], qr [B, T, Q], what heads gave to each row `wanted` [B, T, C], the rows that there are `seen`
+        [T, C], to those that are chosen [B, T, C] and the loss."""
+        with torch.set_grad_enabled(self.teaching and torch.is_grad_enabled()):
+            score = self.scores(x.detach(), qr.detach(), tables, mode)
+        chosen = seen.expand_as(score)
+        if mode.choosing and score.shape[-1] > self.most:
+            chosen = best(torch.where(seen, score.detach(), HIDDEN), self.most)
+        if self.teaching:
+            return chosen, index_loss(score, wanted, seen)
+        return chosen, sum(0.0 * parameter.sum() for parameter in self.parameters())
+
+    def scores(self, x: Tensor, qr: Tensor, tables: Tables, mode: Mode) -> Tensor:
         """x [B, T, D], qr [B, T, Q] to scores [B, T, T / 4] f32."""
-        x, qr = x.detach(), qr.detach()
         q = rotate(linear(qr, self.wq_b, mode.dtype).float().unflatten(-1, (self.heads, -1)), spread(tables))
         rows = self.compressor(x, tables, mode)
         if mode.rounding:
@@ -105,7 +121,7 @@ class Attention(nn.Module):
         kv = (fp8_rows(kv, tail) if mode.rounding else kv).to(mode.dtype)
         num, den = self._window(q, kv)
         den = den + torch.exp(self.attn_sink)[:, None]
-        loss = x.new_zeros(())
+        loss = 0.0 * self.attn_sink.sum()   # with a gradient in every layer, so that what follows is compiled once
         if self.ratio:
             rows = self.compressor(x, tables, mode)
             rows = (fp8_rows(rows, tail) if mode.rounding else rows).to(mode.dtype)
@@ -133,29 +149,24 @@ class Attention(nn.Module):
                     mode: Mode) -> tuple[Tensor, Tensor, Tensor]:
         """The same sums with those over compressed rows [B, C, d] added, and the indexer's loss."""
         _, T, H, _ = q.shape
-        score = self.indexer(x, qr, tables, mode) if self.ratio == 4 else None      # [B, T, C]
         z = (q.flatten(1, 2) @ rows.transpose(1, 2)).unflatten(1, (T, H))           # [B, T, H, C]
         count = torch.arange(1, T + 1, device=q.device)[:, None] // self.ratio
         seen = torch.arange(rows.shape[1], device=q.device) < count                 # [T, C]
         p = torch.where(seen[:, None], torch.exp(z.float().clamp(max=LARGEST_SCORE)), 0.0)
-        loss = x.new_zeros(())
+        loss = 0.0 * self.attn_sink.sum()
         if self.ratio == 4:
             wanted = (p / (den + p.sum(-1, keepdim=True))).detach().sum(2) / H      # [B, T, C]
-            loss = index_loss(score, wanted, seen)
-            if mode.choosing and rows.shape[1] > self.config.index_topk:
-                chosen = best(torch.where(seen, score.detach(), HIDDEN), self.config.index_topk)
-                p = torch.where(chosen[:, :, None], p, 0.0)
+            chosen, loss = self.indexer(x, qr, wanted, seen, tables, mode)
+            p = torch.where(chosen[:, :, None], p, 0.0)
         added = (p.to(q.dtype).flatten(1, 2) @ rows).unflatten(1, (T, H))
         return num + added, den + p.sum(-1, keepdim=True), loss
 
 
-@torch.compiler.disable
 def best(score: Tensor, k: int) -> Tensor:
     """Which of score [B, T, C] are among the k largest of their query."""
     return score >= score.topk(k, dim=-1, sorted=False).values.amin(-1, keepdim=True)
 
 
-@torch.compiler.disable
 def index_loss(score: Tensor, wanted: Tensor, seen: Tensor) -> Tensor:
     """Cross entropy of softmax(score) to what the heads gave to each row, a query counting by how much that is."""
     mass = wanted.sum(-1, keepdim=True)

@@ -1,92 +1,221 @@
-"""What the q2 recipe makes of expert matrices, fast enough to train with: IQ2_XXS for gate and up, Q2_K for down.
+"""What the q2 recipe makes of expert matrices, while they are trained: IQ2_XXS for gate and up, Q2_K for down.
 
-The quantiser searches further; this finds scales among a few and codes nearest to them. It is what weights get used to.
+The searches are those of `quant.codebook` and `quant.affine`, on tensors and without the packing, so that weights get
+used to the very numbers that the file will hold. What columns count is what the layers have seen of late: see
+`experts.Seen`.
 """
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
 from ds4mlx.gguf.dequant import IQ2_GRID
+from ds4mlx.quant import affine, codebook
+from ds4mlx.quant.encode import SHRINKAGE
 from ds4mlx.tiny.training.model import Model
 
-OFFSETS = (0.9, 0.4, -0.1, -0.6)                 # by which the codes of Q2_K overhang the ends of a run
-SCALES = (0.55, 0.65, 0.75, 0.85, 0.95, 1.05)   # of a group's largest weight over the grid's largest value
+BLOCK = 256
+LINE = affine.Q2_K
 
 
 @torch.no_grad()
 def round_experts(model: Model) -> None:
     """Set what the experts' weights lose, which their layers then add to them."""
-    for layer in model.layers:
-        for name, rounded in (("experts_w1", iq2_xxs), ("experts_w3", iq2_xxs), ("experts_w2", q2_k)):
-            weight = getattr(layer.ffn, name)
-            getattr(layer.ffn, f"{name}_error").copy_(rounded(weight) - weight)
+    layers = [layer.ffn for layer in model.layers]
+    for ffn in layers:
+        for name in ("experts_w1", "experts_w3"):
+            weight = getattr(ffn, name)
+            getattr(ffn, f"{name}_error").copy_(iq2_xxs(weight, ffn.seen.inputs()) - weight)
+    down = torch.stack([ffn.experts_w2 for ffn in layers])      # together: many small steps
+    lost = q2_k(down, torch.stack([ffn.seen.middle() for ffn in layers])) - down
+    for ffn, error in zip(layers, lost, strict=True):
+        ffn.experts_w2_error.copy_(error)
 
 
-def iq2_xxs(w: Tensor) -> Tensor:
-    """w [..., 256 n] by a grid of 256 vectors of 8 sizes; signs of which an even number is negative; a scale of 4 bits
-    for each 32 weights and one for 256."""
-    x = w.reshape(-1, 8, 32)
-    grid = torch.as_tensor(IQ2_GRID, dtype=torch.float32, device=w.device)
-    most = x.abs().amax(-1, keepdim=True).clamp(min=1e-12) / grid.max()             # [n, 8, 1]
-    best, error = most, torch.full_like(most, float("inf"))
-    for factor in SCALES:
-        code = _eights(x, most * factor, grid)
-        fitted = (code * x).sum(-1, keepdim=True) / code.square().sum(-1, keepdim=True)
-        off = (x - fitted * code).square().sum(-1, keepdim=True)
-        best, error = torch.where(off < error, fitted, best), torch.minimum(off, error)
-    unit = best.amax(1, keepdim=True) / 31                                          # scales are odd multiples of it
-    step = ((best / unit - 1) / 2).round().clamp(0, 15)
-    scale = (2 * step + 1) * unit
-    return (_eights(x, scale, grid) * scale).reshape(w.shape)
+def smoothed(importance: Tensor) -> Tensor:
+    """importance [..., columns] over its mean and a tenth for every column, as the quantiser takes it."""
+    mean = importance.mean(-1, keepdim=True)
+    return torch.where(mean > 0, importance / mean.clamp(min=1e-30), 1.0) + SHRINKAGE
 
 
-def _eights(x: Tensor, scale: Tensor, grid: Tensor) -> Tensor:
-    """Signed grid vectors nearest to x / scale, [n, 8, 32]."""
-    eight = (x / scale).reshape(-1, 8)
-    size = eight.abs()
-    odd = (eight < 0).sum(-1, keepdim=True) % 2 == 1
-    flip = odd & (torch.arange(8, device=x.device) == size.argmin(-1, keepdim=True))    # the one that costs least
-    target = torch.where(flip, -size, size)
-    nearest = (target @ grid.T - grid.square().sum(-1) / 2).argmax(-1)
-    sign = torch.where((eight < 0) ^ flip, -1.0, 1.0)
-    return (grid[nearest] * sign).reshape(x.shape)
+def iq2_xxs(w: Tensor, importance: Tensor) -> Tensor:
+    """w [..., rows, columns] by a grid of 256 vectors of 8 sizes; signs of which an even number is negative; a level of
+    4 bits for each 32 weights and a unit for 256. importance [..., columns]; where all of it is 0, nothing is known."""
+    x, counts = _blocks(w, importance, (8, 4, 8))
+    eights = _Eights(x, counts)
+    s, weight = _alone(eights, ((counts * x.square()).sum((2, 3)) / counts.sum((2, 3))).sqrt())
+    d = _nearest_unit(s, weight, [8 / (2 * codebook.MOST_LEVEL + 1) * share for share in codebook.SHARES], _grid_scale)
+    level = _level(s, d)
+    for _ in range(codebook.ROUNDS):
+        row, a, b = eights.at(d * level)
+        d = ((level * a).sum(1, keepdim=True).clamp(min=0) / (level.square() * b).sum(1, keepdim=True)).half().float()
+    return (d * level)[..., None, None].mul(eights.signed(row)).reshape(w.shape)
 
 
-def q2_k(w: Tensor) -> Tensor:
-    """w [..., 256 n] as scale * (0 … 3) - least, each of 4 bits for each 16 weights, and one of both for 256."""
-    x = w.reshape(-1, 16, 16)
-    low = x.amin(-1, keepdim=True).clamp(max=0)
-    width = (x.amax(-1, keepdim=True) - low).clamp(min=1e-12)
-    error, best_scale, best_least = torch.full_like(width, float("inf")), width, -low
-    for offset in OFFSETS:
-        scale, least = width / (3 + offset), -low
-        for _ in range(2):      # the second time on the line that the first one found
-            code = ((x + least) / scale).round().clamp(0, 3)
-            scale, least = _fit(x, code, scale, least)
-            off = (x - scale * code + least).square().sum(-1, keepdim=True)
-            better = off < error
-            best_scale, best_least = torch.where(better, scale, best_scale), torch.where(better, least, best_least)
-            error = torch.minimum(off, error)
-    scale, least = _four_bits(best_scale), _four_bits(best_least)
-    code = ((x + least) / scale.clamp(min=1e-12)).round().clamp(0, 3)
-    return (scale * code - least).reshape(w.shape)
+class _Eights:
+    """Weights x [n, 8, 4, 8] in eights, and what each row of the grid makes of them, as in `quant.codebook`."""
+
+    def __init__(self, x: Tensor, counts: Tensor) -> None:
+        self.grid = torch.as_tensor(IQ2_GRID, dtype=torch.float32, device=x.device)
+        self.x, self.size, self.odd = x, counts * x.abs(), (x < 0).sum(-1) % 2 == 1
+        wrong = self.size[..., :1] * self.grid[:, 0]
+        for lane in range(1, 8):
+            torch.minimum(wrong, self.size[..., lane:lane + 1] * self.grid[:, lane], out=wrong)
+        self.a = (self.size @ self.grid.T).sub_(wrong.mul_(2 * self.odd[..., None]))    # [n, 8, 4, 256]
+        self.b = counts @ self.grid.square().T
+
+    def at(self, s: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The best rows [n, 8, 4] at scales s [n, 8], and their A and B, summed over each group of 32."""
+        row = torch.addcmul(-2 * self.a, s[:, :, None, None], self.b).argmin(-1)
+        a, b = (v.gather(-1, row[..., None])[..., 0].sum(-1) for v in (self.a, self.b))
+        return row, a, b
+
+    def signed(self, row: Tensor) -> Tensor:
+        """Vectors of the grid with the signs of the weights, an odd number of them mended where it costs least."""
+        vector = self.grid[row]
+        mended = self.odd[..., None] & (torch.arange(8, device=row.device)
+                                        == (self.size * vector).argmin(-1, keepdim=True))
+        return torch.where((self.x < 0) ^ mended, -vector, vector)
 
 
-def _fit(x: Tensor, code: Tensor, scale: Tensor, least: Tensor) -> tuple[Tensor, Tensor]:
-    """Least squares for given codes, where that gives a scale above 0 and a least of at least 0."""
-    mean, code_mean = x.mean(-1, keepdim=True), code.mean(-1, keepdim=True)
-    spread = (code - code_mean).square().sum(-1, keepdim=True)
-    fitted = ((code - code_mean) * (x - mean)).sum(-1, keepdim=True) / spread.clamp(min=1e-6)
-    moved = fitted * code_mean - mean
-    good = (spread > 1e-6) & (fitted > 0) & (moved >= 0)
-    return torch.where(good, fitted, scale), torch.where(good, moved, least)
+def _alone(eights: _Eights, spread: Tensor) -> tuple[Tensor, Tensor]:
+    """The best scale of each group of 32 by itself [n, 8], and how much it matters there."""
+    gain, best, weight = (torch.zeros_like(spread) for _ in range(3))
+    for factor in codebook.FACTORS:
+        _, a, b = eights.at(spread * float(factor))
+        found = torch.where(a > 0, a.square() / b, 0.0)
+        best, weight = torch.where(found > gain, a / b, best), torch.where(found > gain, b, weight)
+        gain = torch.maximum(gain, found)
+    return best, weight
 
 
-def _four_bits(a: Tensor) -> Tensor:
-    """a [n, 16, 1] as 0 … 15 times a unit of the 16: the best of a few."""
-    best, error = a, torch.full_like(a[:, :1], float("inf"))
-    for share in (0.9, 0.95, 1.0, 1.05):
-        unit = a.amax(1, keepdim=True).clamp(min=1e-12) * (share / 15)
-        tried = (a / unit).round().clamp(0, 15) * unit
-        off = (tried - a).square().sum(1, keepdim=True)
-        best, error = torch.where(off < error, tried, best), torch.minimum(off, error)
+def _level(s: Tensor, d: Tensor) -> Tensor:
+    """What the levels nearest to s / d are worth: odd eighths."""
+    return (2 * (4 * s / d.clamp(min=1e-12) - 0.5).clamp(0, codebook.MOST_LEVEL).round() + 1) / 8
+
+
+def _grid_scale(s: Tensor, d: Tensor) -> Tensor:
+    return d * _level(s, d)
+
+
+def q2_k(w: Tensor, importance: Tensor) -> Tensor:
+    """w [..., rows, columns] as scale * (0 … 3) - least, each of 4 bits for each 16 weights, and a unit of both for
+    256. importance as for `iq2_xxs`."""
+    runs = _Runs(*_blocks(w, importance, (16, 16)))
+    a, m, weight = _lines(runs)
+    shares = [share / LINE.most_scale for share in affine.SHARES]
+    d, dmin = (_nearest_unit(v, by, shares, lambda v, d: d * _whole(v, d)) for v, by in ((a, weight), (m, runs.sum_w)))
+    scale, least = _whole(a, d), _whole(m, dmin)
+    for _ in range(affine.ROUNDS):
+        scale, least = _beside(runs, d, dmin, scale, least)
+        d, dmin = _refit(runs, runs.sums(runs.codes(d * scale, dmin * least)), d, dmin, scale, least)
+    a, m = (d * scale)[..., None], (dmin * least)[..., None]
+    return (a * runs.codes(d * scale, dmin * least) - m).reshape(w.shape)
+
+
+class _Runs:
+    """Weights x [n, 16, 16] run by run, and the sums that every fit needs, as in `quant.affine`."""
+
+    def __init__(self, x: Tensor, w: Tensor) -> None:
+        self.x, self.w, self.sum_w, self.sum_wx = x, w, w.sum(-1), (w * x).sum(-1)
+
+    def sums(self, q: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Of w q, w q^2 and w q x."""
+        wq = self.w * q
+        return wq.sum(-1), (wq * q).sum(-1), (wq * self.x).sum(-1)
+
+    def error(self, a: Tensor, m: Tensor, sums: Iterable[Tensor]) -> Tensor:
+        """sum w (x - a q + m)^2, without the part that does not depend on the codes."""
+        q, qq, xq = sums
+        return a * a * qq - 2 * a * m * q + m * m * self.sum_w - 2 * a * xq + 2 * m * self.sum_wx
+
+    def codes(self, a: Tensor, m: Tensor) -> Tensor:
+        """The nearest codes; 0 where a is 0."""
+        inverse = torch.where(a > 1e-30, 1 / a.clamp(min=1e-30), 0.0)
+        return ((self.x + m[..., None]) * inverse[..., None]).clamp(0, LINE.most_code).round()
+
+
+def _lines(runs: _Runs) -> tuple[Tensor, Tensor, Tensor]:
+    """The best a >= 0 and m >= 0 of each run by itself for x = a q - m, and how much a matters there."""
+    low = runs.x.amin(-1).clamp(max=0)
+    width = (runs.x.amax(-1) - low).clamp(min=1e-30)
+    error, best_a, best_m, weight = (torch.zeros_like(low) for _ in range(4))
+    for offset in affine.OFFSETS:
+        a, m = width / (LINE.most_code + float(offset)), -low
+        for _ in range(2):
+            sums = runs.sums(runs.codes(a, m))
+            a, m = _fit(runs, sums)
+            found = runs.error(a, m, sums)
+            better = found < error * affine.MARGIN
+            error = torch.where(better, found, error)
+            best_a, best_m, weight = (torch.where(better, new, old)
+                                      for new, old in ((a, best_a), (m, best_m), (sums[1], weight)))
+    return best_a, best_m, weight
+
+
+def _fit(runs: _Runs, sums: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Least squares for given codes under a >= 0 and m >= 0."""
+    q, qq, xq = sums
+    determinant = runs.sum_w * qq - q * q
+    solvable = determinant > 1e-6 * runs.sum_w * qq
+    safe = torch.where(solvable, determinant, 1.0)
+    a, m = (runs.sum_w * xq - q * runs.sum_wx) / safe, (q * xq - qq * runs.sum_wx) / safe
+    through_zero = torch.where(qq > 0, xq.clamp(min=0) / torch.where(qq > 0, qq, 1.0), 0.0)
+    constant = (-runs.sum_wx / runs.sum_w).clamp(min=0)
+    on_line = solvable & (a > 0) & (m >= 0)
+    flat = ~on_line & (through_zero <= 0)
+    return torch.where(on_line, a, through_zero), torch.where(on_line, m, torch.where(flat, constant, 0.0))
+
+
+def _whole(values: Tensor, d: Tensor) -> Tensor:
+    """values / d as whole numbers of the format."""
+    return torch.where(d > 0, values / d.clamp(min=1e-30), 0.0).clamp(0, LINE.most_scale).round()
+
+
+def _beside(runs: _Runs, d: Tensor, dmin: Tensor, scale: Tensor, least: Tensor) -> tuple[Tensor, Tensor]:
+    """For each run the best of scale - 1, scale and scale + 1, each with the least that goes with it."""
+    error, best = torch.full_like(scale, torch.inf), (scale, least)
+    for step in (-1, 0, 1):
+        tried = (scale + step).clamp(0, LINE.most_scale)
+        a = d * tried
+        q, _, _ = runs.sums(runs.codes(a, dmin * least))
+        mins = _whole((a * q - runs.sum_wx) / runs.sum_w, dmin)
+        m = dmin * mins
+        found = runs.error(a, m, runs.sums(runs.codes(a, m)))
+        best = tuple(torch.where(found < error, new, old) for new, old in zip((tried, mins), best, strict=True))
+        error = torch.minimum(error, found)
+    return best
+
+
+def _refit(runs: _Runs, sums: tuple[Tensor, Tensor, Tensor], d: Tensor, dmin: Tensor, scale: Tensor,
+           least: Tensor) -> tuple[Tensor, Tensor]:
+    """Least squares for the units [n, 1], codes, scales and leasts given; as they were where it has no use."""
+    q, qq, xq = sums
+    dd, dm, mm, xd, xm = (v.sum(1, keepdim=True) for v in (
+        scale * scale * qq, scale * least * q, least * least * runs.sum_w, scale * xq, -least * runs.sum_wx))
+    determinant = dd * mm - dm * dm
+    solvable = determinant > 1e-6 * dd * mm
+    safe = torch.where(solvable, determinant, 1.0)
+    new_d = torch.where(solvable, (xd * mm + xm * dm) / safe,
+                        torch.where(mm > 0, d, xd / torch.where(dd > 0, dd, 1.0)))
+    new_dmin = torch.where(solvable, (xd * dm + xm * dd) / safe,
+                           torch.where(dd > 0, dmin, xm / torch.where(mm > 0, mm, 1.0)))
+    good = (new_d >= 0) & (new_dmin >= 0)
+    return torch.where(good, new_d, d).half().float(), torch.where(good, new_dmin, dmin).half().float()
+
+
+def _blocks(w: Tensor, importance: Tensor, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """w [..., rows, columns] f32 and what each weight counts, [n, *shape], a block of 256 after the other."""
+    counts = smoothed(importance)[..., None, :].expand_as(w)
+    return w.float().reshape(-1, *shape), counts.reshape(-1, *shape)
+
+
+def _nearest_unit(values: Tensor, weight: Tensor, shares: Iterable[float], rounded) -> Tensor:
+    """The unit [n, 1] whose multiples `rounded(values, unit)` come nearest to values [n, groups]."""
+    top = values.amax(1, keepdim=True)
+    error, best = torch.full_like(top, torch.inf), torch.zeros_like(top)
+    for share in shares:
+        unit = (top * float(share)).half().float()
+        found = (weight * (values - rounded(values, unit)).square()).sum(1, keepdim=True)
+        best, error = torch.where(found < error, unit, best), torch.minimum(found, error)
     return best

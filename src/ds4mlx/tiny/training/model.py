@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ds4mlx.models.deepseek_v4 import rope
 from ds4mlx.models.deepseek_v4.config import Config
 from ds4mlx.tiny.training.attention import Attention, Mode
-from ds4mlx.tiny.training.experts import MoE
+from ds4mlx.tiny.training.experts import Load, MoE
 from ds4mlx.tiny.training.parts import EPS, Tables, linear, matrix, rms, scaled_rms, vector
 from ds4mlx.tiny.training.sinkhorn import sinkhorn
 
@@ -38,9 +38,9 @@ class Layer(nn.Module):
         self.ffn = MoE(config, hashed=index < config.num_hash_layers)
         self.config = config
 
-    def forward(self, streams: Tensor, ids: Tensor, tables: Tables, mode: Mode) -> tuple[Tensor, Tensor, Tensor]:
-        """streams [B, T, 4, D] f32, ids [B, T] to the streams behind the layer, the indexer's loss, and the share of
-        tokens [E] that each expert takes."""
+    def forward(self, streams: Tensor, ids: Tensor, tables: Tables, mode: Mode) -> tuple[Tensor, Tensor, Load]:
+        """streams [B, T, 4, D] f32, ids [B, T] to the streams behind the layer, the indexer's loss, and what each
+        expert had."""
         x, post, m = self._enter(streams, self.hc_attn_fn, self.hc_attn_scale, self.hc_attn_base)
         y, loss = self.attn(scaled_rms(x, self.attn_norm), tables, mode)
         streams = _leave(streams, y, post, m)
@@ -81,7 +81,7 @@ class Model(nn.Module):
         self.hc_head_base = nn.Parameter(torch.zeros(c.hc_mult))
         self._tables: dict[tuple[int, bool], Tables] = {}
 
-    def forward(self, ids: Tensor, mode: Mode) -> tuple[Tensor, Tensor, list[Tensor]]:
+    def forward(self, ids: Tensor, mode: Mode) -> tuple[Tensor, Tensor, list[Load]]:
         """ids int [B, T], T a multiple of the window, to hidden [B, T, D], the sum of the indexers' losses, and the
         layers' loads. `logits` does the rest."""
         streams = self.embed[ids][:, :, None].expand(-1, -1, self.config.hc_mult, -1)
