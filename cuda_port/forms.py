@@ -25,6 +25,7 @@ WIDE_END = 128 * 1024       # of a wide one in shared memory: its address ends i
 
 STEP_TOKENS = 16            # of expert_step.cuh, at most
 STEP_TOGETHER = 8     # pairs between its barriers
+STEP_LEAST_BYTES = 96 * 1024  # of shared memory, for one token
 TABLES_BYTES = (256 + 128) * LANES * 4      # the codebook of IQ2_XXS and its signs, for each lane its own
 STAGE_BYTES = 2 * 1344 + 2 * 256 + 16 * 8   # of a pair on its way to `down`, for a group of lanes
 
@@ -63,11 +64,11 @@ def can_be_arranged(kind: str, shape: tuple[int, ...]) -> bool:
 
 
 def can_be_tiled(gate: tuple[str, tuple[int, ...]], up: tuple[str, tuple[int, ...]],
-                 down: tuple[str, tuple[int, ...]]) -> bool:
-    """Whether expert_step.cuh multiplies these stacks, each a type and a shape [E, rows, width]."""
+                 down: tuple[str, tuple[int, ...]], limits: "Limits") -> bool:
+    """Whether expert_step.cuh multiplies these stacks, each a type and a shape [E, rows, width], and has room."""
     width, rows = gate[1][-1], gate[1][-2]
-    return ((gate[0], up[0], down[0]) == ("IQ2_XXS", "IQ2_XXS", "Q2_K") and (width == 2048 or width % 4096 == 0)
-            and width <= 8192 and rows in (1024, 2048, 4096))
+    return (limits.of_block_bytes >= STEP_LEAST_BYTES and (gate[0], up[0], down[0]) == ("IQ2_XXS", "IQ2_XXS", "Q2_K")
+            and (width == 2048 or width % 4096 == 0) and width <= 8192 and rows in (1024, 2048, 4096))
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,7 @@ class DenseForm:
         """For as many of the tokens as shared memory holds at a time."""
         vectors = 1 << (tokens - 1).bit_length()
         while vectors:
-            for depth, phases, blocks in ((2, 1, 2), (3, 1, 1), (2, 1, 1), (2, 2, 1), (2, 4, 1), (2, 8, 1)):
+            for depth, phases, blocks in ((2, 1, 2), (3, 1, 1), *((depth, 1 << i, 1) for depth in (2, 1) for i in range(4))):
                 form = cls._with(k, vectors, kinds, depth, phases, blocks)
                 if form.fits(k, phases, limits):
                     return form

@@ -9,6 +9,7 @@ from ds4mlx.cuda_port import ops
 from ds4mlx.cuda_port.device import cupy as cp
 from ds4mlx.cuda_port.device import use_stream
 from ds4mlx.cuda_port.forms import can_be_tiled
+from ds4mlx.cuda_port.launch import limits
 from ds4mlx.cuda_port.weight import Weight
 from ds4mlx.gguf.blocks import row_bytes
 
@@ -97,7 +98,7 @@ def _dense(launch: str, tokens: int) -> Speed:
 
 
 def _experts(tokens: int) -> Speed:
-    tiled = can_be_tiled(*STACKS)
+    tiled = can_be_tiled(*STACKS, limits())
     layers = [([_random_weight(kind, *shape, tiled=tiled) for kind, shape in STACKS],
                tuple(_random_weight(kind, *shape) for kind, shape in SHARED)) for _ in range(LAYERS)]
     rng = np.random.default_rng(1)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from ds4mlx.cuda_port import ops
 from ds4mlx.cuda_port.device import cupy as cp
 from ds4mlx.cuda_port.forms import can_be_tiled
+from ds4mlx.cuda_port.launch import limits
 from ds4mlx.cuda_port.weight import Weight
 from ds4mlx.cuda_port.weights import Loader
 from ds4mlx.gguf.dequant import dequantize
@@ -64,7 +65,7 @@ def tensors(file: GGUF, config: Config, loader: Loader) -> dict[str, Tensor]:
             weight = Weight(info.kind, loader.raw(name), info.shape)
             before, stacks, _ = expected.path.partition("experts_")
             tiled = bool(stacks) and can_be_tiled(*((of.kind, of.shape) for of in (
-                file.tensors[names[f"{before}experts_{part}"]] for part in ("w1", "w3", "w2"))))
+                file.tensors[names[f"{before}experts_{part}"]] for part in ("w1", "w3", "w2"))), limits())
             held[key] = _as_read(weight, expected, loader, tiled)
         found[expected.path] = held[key]
     return found

@@ -68,6 +68,7 @@ def _tiles(x, selected, weight, w1, w3, w2, shared, limit, out):
     (tokens, slots), (stack, rows, width) = selected.shape, w1.shape
     pairs = tokens * slots
     size = 16 if pairs <= 8 * stack else 32 if pairs <= 20 * stack else 64  # of a tile: few need a second one
+    size = max(n for n in (16, 32, 64) if n <= size and _tiles_bytes(w1, n) <= limits().of_block_bytes)
     most = pairs // size + min(stack, pairs)
     order, place = take("experts.order", (pairs,), np.int32), take("experts.place", (pairs,), np.int32)
     table = take("experts.table", (most, 3), np.int32)
@@ -81,11 +82,16 @@ def _tiles(x, selected, weight, w1, w3, w2, shared, limit, out):
 
 
 def _launch_tiles(w: Weight, gate_up: int, size: int, most: int, arguments: list, slots: int) -> None:
-    tables = TABLES_BYTES if w.tiled else CODEBOOK_BYTES
-    bytes_ = tables * (w.kind == "IQ2_XXS") + size // 16 * STAGES_BYTES
+    bytes_ = _tiles_bytes(w, size)
     macros = _macros(w, MANY, gate_up, slots) + (("M", size // 16), ("TILED", int(w.tiled)))
     launch(kernel("expert_matmul", "gate_up_tiles" if gate_up else "down_tiles", macros, bytes_),
            (w.shape[1] // TILE_ROWS[gate_up], most), (TILE_THREADS,), arguments, bytes_)
+
+
+def _tiles_bytes(w: Weight, size: int) -> int:
+    """Of shared memory."""
+    tables = TABLES_BYTES if w.tiled else CODEBOOK_BYTES
+    return tables * (w.kind == "IQ2_XXS") + size // 16 * STAGES_BYTES
 
 
 def _shared_many(x: "cp.ndarray", shared: tuple[Weight, Weight, Weight], limit: float, out: "cp.ndarray") -> None:

@@ -6,6 +6,7 @@ import pytest
 from ds4mlx.cuda_port import ops
 from ds4mlx.cuda_port.device import use_stream
 from ds4mlx.cuda_port.forms import can_be_tiled
+from ds4mlx.cuda_port.launch import limits
 from ds4mlx.cuda_port.ops.dequantize import dequantize
 from ds4mlx.cuda_port.weight import Weight
 from ds4mlx.gguf.blocks import row_bytes
@@ -121,7 +122,7 @@ class Layer:
         shapes = [(gate, experts, F, D), (gate, experts, F, D), (down, experts, D, F), (shared, F, D), (shared, F, D),
                   (shared, D, F)]
         weights, self.values = zip(*(weight(*shape) for shape in shapes), strict=True)
-        tiled = can_be_tiled(*((w.kind, w.shape) for w in weights[:3]))
+        tiled = can_be_tiled(*((w.kind, w.shape) for w in weights[:3]), limits())
         self.weights = [ops.arranged(w, tiled and i < 3) for i, w in enumerate(weights)]
 
     def run(self, x, selected, weight, quality=False):
