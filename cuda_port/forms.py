@@ -86,7 +86,7 @@ class DenseForm:
         """For as many of the tokens as shared memory holds at a time."""
         vectors = 1 << (tokens - 1).bit_length()
         while vectors:
-            for depth, phases, blocks in ((2, 1, 2), (3, 1, 1), *((depth, 1 << i, 1) for depth in (2, 1) for i in range(4))):
+            for depth, phases, blocks in ((2, 1, 2), (3, 1, 1), *((n, 1 << i, 1) for n in (2, 1) for i in range(4))):
                 form = cls._with(k, vectors, kinds, depth, phases, blocks)
                 if form.fits(k, phases, limits):
                     return form
