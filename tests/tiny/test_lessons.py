@@ -11,12 +11,13 @@ from ds4mlx.chat.messages import Conversation, Message, TextPart, Tool
 from ds4mlx.text.segments import ASSISTANT, rendered_text
 from ds4mlx.tiny import lessons
 from ds4mlx.tiny.lessons.encoding import Encoder
-from ds4mlx.tiny.lessons.episode import Episode
+from ds4mlx.tiny.lessons.episode import Ask, Episode, Reply
 from ds4mlx.tiny.lessons.known import KNOWN
 from ds4mlx.tiny.lessons.mixing import STAGES, episode
 from ds4mlx.tiny.lessons.packing import ANSWER, weights_of
-from ds4mlx.tiny.lessons.tasks import held_out, needles
+from ds4mlx.tiny.lessons.tasks import endless, held_out, needles
 from ds4mlx.tiny.lessons.texts import texts
+from ds4mlx.tiny.lessons.tooling import Size, drill, refusal, toolbox
 from ds4mlx.tiny.lessons.words import Words, held, listed
 
 LENGTHS = {1: 256, 2: 1024, 3: 4096}
@@ -106,6 +107,54 @@ def test_a_task_asks_for_calls_of_the_tools_that_it_offers():
             assert set(schemas[call.name]["required"]) <= set(call.arguments) <= set(schemas[call.name]["properties"])
         assert len(task.results) == len(task.calls)
         assert all(any(value in text for text in task.results) for value in task.stated)
+
+
+def test_a_drill_asks_for_every_tool_one_after_the_other():
+    words = Words(Random(4), varied=True)
+    for _ in range(20):
+        words.begin()
+        tools = toolbox(words, Size(fewest=4))
+        turns = drill(words, tools, 10)
+        called = [call.name for turn in turns if isinstance(turn, Reply) for call in turn.calls]
+        assert set(called[:len(tools)]) == {tool.name for tool in tools}
+        assert sum(isinstance(turn, Ask) for turn in turns) == 10
+
+
+def test_varied_lessons_offer_tools_that_share_a_verb_or_a_thing():
+    def alike(varied):
+        words, shared = Words(Random(5), varied=varied), 0
+        for _ in range(200):
+            words.begin()
+            parts = [part for tool in toolbox(words, Size(fewest=4), known_share=0.0)
+                     for part in {tool.action.split()[0], tool.action.split()[-1]}]
+            shared += len(parts) > len(set(parts))
+        return shared / 200
+    assert alike(varied=True) > 0.6 and alike(varied=False) < 0.3
+
+
+def test_what_no_tool_can_do_is_what_none_of_them_does():
+    words = Words(Random(6), varied=True)
+    for _ in range(150):
+        words.begin()
+        tools = toolbox(words, Size(fewest=4), known_share=0.0)
+        turns = drill(words, tools, 6)
+        asked = [turn.text.lower() for turn, answer in zip(turns, turns[1:]) if answer == refusal()]
+        assert not any(f"{tool.action} " in text or tool.name in text for text in asked for tool in tools)
+
+
+def test_tasks_have_no_more_words_in_common_than_chance_gives():
+    """What makes lessons harder is not in tasks: no two of a task's invented tools have one thing."""
+    for task in held_out(4, 100):
+        things = [schema["description"].rstrip(".").split()[-1] for schema in task.tools]
+        plain = [thing for thing, schema in zip(things, task.tools) if f"the {thing}" in schema["description"]]
+        assert len(plain) == len(set(plain))
+
+
+def test_the_right_answers_to_tasks_are_rows_to_mark_by():
+    ids, weights = next(lessons.task_rows(8, 2048))
+    text, answers = (lessons.vocabulary().decode(row.tolist()) for row in (ids, ids[weights == ANSWER]))
+    first = next(task for task in endless(8) if task.calls)
+    assert first.question in text and all(f'invoke name="{call.name}"' in answers for call in first.calls)
 
 
 def test_a_needle_lies_as_far_back_as_it_says():

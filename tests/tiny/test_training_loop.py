@@ -8,6 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from ds4mlx.tiny import lessons  # noqa: E402
+from ds4mlx.tiny.training.few_bits import q2_k, round_experts  # noqa: E402
 from ds4mlx.tiny.training.optimizer import orthogonal  # noqa: E402
 from ds4mlx.tiny.training.train import ANSWER, Phase, Trainer, falling, graded, phases  # noqa: E402
 
@@ -46,6 +47,24 @@ def test_steps_learn_a_batch():
     learning = trainer()
     losses = [learning.train(batch, 1.0)[0].item() for _ in range(2)]
     assert losses[1] < 0.95 * losses[0] and (learning.step, learning.tokens) == (2, 256)
+
+
+def test_indexers_that_have_learned_learn_on_in_one_of_four_steps(tmp_path):
+    trainer().save(tmp_path / "run", 3.0)
+    batch = tuple(map(np.stack, zip(*islice(lessons.rows(5, 128, 1), 1))))
+    learning = trainer(resume=sorted(tmp_path.glob("run.*.npz")))
+    assert [learning.train(batch, 0.1)[1].item() > 0 for _ in range(5)] == [True, False, False, False, True]
+
+
+def test_experts_in_few_bits_are_those_of_what_the_layers_have_seen():
+    learning = trainer()
+    learning.train(tuple(map(np.stack, zip(*islice(lessons.rows(5, 128, 1), 1)))), 0.1)
+    seen = learning.model.layers[1].ffn.seen
+    assert seen.share.sum().item() == pytest.approx(0.02 * 4, rel=1e-3)     # four experts a token; one step of 50
+    assert (seen.inputs()[seen.share > 0].mean(-1) - 1).abs().max() < 0.2   # normalised rows
+    round_experts(learning.model)
+    ffn = learning.model.layers[1].ffn
+    assert torch.allclose(ffn.experts_w2_error, q2_k(ffn.experts_w2, seen.middle()) - ffn.experts_w2)
 
 
 def test_a_run_goes_on_from_a_checkpoint(tmp_path):

@@ -137,7 +137,8 @@ KNOWN = (
           ("How far is it from {0} to {1}?", "What is the distance from {0} to {1}?", "Distance from {0} to {1}?")),
 )
 
-RENAMED = 0.25    # share of parameters with a name that nobody else gives them
+RENAMED = 0.6     # share of parameters with a name that nobody else gives them
+LENGTHENED = 0.4  # share of tools' names with a word that tells nothing, where lessons are varied
 PLAIN: dict[str, Callable[[Words], Json]] = {
     "place": Words.place, "path": Words.path, "email": Words.email, "time": Words.time, "date": Words.date,
     "number": Words.number, "code": Words.code, "proper": Words.proper}
@@ -166,10 +167,11 @@ def _name(words: Words, kind: Known) -> str:
     rng = words.rng
     if kind.alone and rng.random() < 0.4 and held(name := rng.choice(kind.alone.split())) == words.of_held:
         return name
+    longer = words.varied and rng.random() < LENGTHENED
     for _ in range(8):
         parts = [rng.choice(kind.verbs.split()), *rng.choice(kind.things.split()).split("_")]
         name = joined(rng, parts if rng.random() < 0.8 else parts[::-1])
-        if held(name) == words.of_held:
+        if held(name) == words.of_held and not longer:
             return name
     while held(name := joined(rng, [*parts, words.word()])) != words.of_held:
         pass

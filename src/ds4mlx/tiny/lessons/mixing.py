@@ -5,24 +5,27 @@ from ds4mlx.tiny.lessons.episode import Episode, Turn
 from ds4mlx.tiny.lessons.needles import far_tools, needle
 from ds4mlx.tiny.lessons.prose import block, system
 from ds4mlx.tiny.lessons.speech import copying, sums, table, talk
-from ds4mlx.tiny.lessons.tooling import Size, conversation, toolbox
+from ds4mlx.tiny.lessons.tooling import Size, conversation, drill, toolbox
 from ds4mlx.tiny.lessons.words import Words
 
 STAGES = (1, 2, 3)
 MANY = 4       # tools, whose schemas leave room for few questions in a short row
 STRANGE = 0.4  # share of lessons that may be
 FAR = 1500    # tokens of room from which on a lesson may be a long one
+DRILLED = 0.75  # share of tool lessons with that room that are questions about every tool
+SCHEMAS, ROUND, MOST_ROUNDS = 700, 145, 12      # tokens, roughly, of six tools and of a question; questions
 
 
 def episode(words: Words, stage: int, room: int) -> Episode:
     """A lesson of that stage, mostly of no more than `room` tokens. Long ones fill the room."""
     rng = words.rng
+    words.begin()
     if stage == 3 and room > FAR and rng.random() < 0.75:
         return _far(words, int(room * rng.uniform(0.35, 0.9)))
     if stage == 1:
         lesson = rng.choices(("copy", "table", "tools", "talk", "sums"), (35, 25, 30, 6, 4))[0]
     else:
-        lesson = rng.choices(("copy", "table", "tools", "talk", "sums"), (5, 5, 80, 7, 3))[0]
+        lesson = rng.choices(("copy", "table", "tools", "talk", "sums"), (4, 4, 84, 6, 2))[0]
     if lesson == "tools":
         made = _tools(words, stage, room, rng.random() < STRANGE)
     else:
@@ -59,6 +62,8 @@ def _talk(words: Words, lesson: str, room: int) -> list[Turn]:
 def _tools(words: Words, stage: int, room: int, strange: bool) -> Episode:
     """Bare at first: without the instructions around the schemas, few tools, one question."""
     rng = words.rng
+    if stage > 1 and room > FAR and rng.random() < DRILLED:
+        return _drill(words, room, strange)
     bare = stage == 1 and (room < 640 or rng.random() < 0.7)
     size = Size(2, 2, 1) if room < 400 else Size(2, 2, 2) if bare else Size(3, 3, 2) if room < 800 else Size()
     tools = toolbox(words, size)
@@ -66,6 +71,14 @@ def _tools(words: Words, stage: int, room: int, strange: bool) -> Episode:
     turns = conversation(words, tools, rounds, strange)
     head = system(words, 0 if bare or rng.random() < 0.8 else rng.randint(1, 12))
     return Episode(turns, head, [tool.schema() for tool in tools], bare=bare, strange=strange)
+
+
+def _drill(words: Words, room: int, strange: bool) -> Episode:
+    rng = words.rng
+    tools = toolbox(words, Size(fewest=4))
+    most = min(MOST_ROUNDS, (room - SCHEMAS) // ROUND)
+    return Episode(drill(words, tools, rng.randint(2 * most // 3, most)), system(words),
+                   [tool.schema() for tool in tools], bare=rng.random() < 0.25, strange=strange)
 
 
 def _far(words: Words, tokens: int) -> Episode:

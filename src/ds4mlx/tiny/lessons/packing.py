@@ -1,5 +1,5 @@
 """Endless rows of token ids with loss weights, made of whole lessons: what training reads."""
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from random import Random
 
 import numpy as np
@@ -9,6 +9,7 @@ from ds4mlx.text.tokenizer import Tokenizer
 from ds4mlx.tiny.lessons.encoding import VOCABULARY, Encoder, exchangeable, vocabulary
 from ds4mlx.tiny.lessons.episode import Episode
 from ds4mlx.tiny.lessons.mixing import STAGES, episode
+from ds4mlx.tiny.lessons.tasks import endless
 from ds4mlx.tiny.lessons.words import Words
 
 ANSWER = 100                  # loss weights, in percent: of an answer's tokens,
@@ -29,7 +30,17 @@ def rows(seed: int, length: int, stage: int, of_held: bool = False) -> Iterator[
     """
     if stage not in STAGES:
         raise ValueError(f"stage is {stage}, need one of {STAGES}")
-    source = _Source(seed, length, stage, of_held)
+    rng = Random(f"{seed} {length} {stage} {of_held}")
+    words = Words(rng, of_held, varied=True)
+    source = _Source(rng, length, OTHER[stage], lambda room: episode(words, stage, room))
+    while True:
+        yield source.row()
+
+
+def task_rows(seed: int, length: int) -> Iterator[Row]:
+    """Rows of held-out tasks with the calls that answer them, which nothing learns from."""
+    tasks = endless(seed)
+    source = _Source(Random(seed), length, 0, lambda room: next(tasks).solved())
     while True:
         yield source.row()
 
@@ -49,11 +60,11 @@ def weights_of(ids: np.ndarray, tokenizer: Tokenizer, other: int) -> np.ndarray:
 class _Source:
     """Lessons as they come, and those that wait for room."""
 
-    def __init__(self, seed: int, length: int, stage: int, of_held: bool) -> None:
-        self.length, self.stage = length, stage
-        self._words = Words(Random(f"{seed} {length} {stage} {of_held}"), of_held)
+    def __init__(self, rng: Random, length: int, other: int, make: Callable[[int], Episode]) -> None:
+        """`make` gives a lesson, mostly of no more tokens than its argument; `other` is the weight of what is read."""
+        self.length, self.other, self._make = length, other, make
         self._encoder = Encoder(vocabulary())
-        self._exchange = np.random.default_rng(self._words.rng.getrandbits(64))
+        self._exchange = np.random.default_rng(rng.getrandbits(64))
         self._waiting: list[np.ndarray] = []
 
     def row(self) -> Row:
@@ -63,7 +74,7 @@ class _Source:
         filled = 0
         while (lesson := self._fitting(self.length - filled)) is not None:
             ids[filled:filled + len(lesson)] = lesson
-            weights[filled:filled + len(lesson)] = weights_of(lesson, tokenizer, OTHER[self.stage])
+            weights[filled:filled + len(lesson)] = weights_of(lesson, tokenizer, self.other)
             filled += len(lesson)
         return ids, weights
 
@@ -86,7 +97,7 @@ class _Source:
             if len(lesson) <= room:
                 return self._waiting.pop(place)
         for _ in range(LONGEST_TRIES if room == self.length else 4):
-            lesson = self._encoded(episode(self._words, self.stage, room))
+            lesson = self._encoded(self._make(room))
             if len(lesson) <= room:
                 return lesson
             if len(lesson) <= self.length and len(self._waiting) < WAITING:

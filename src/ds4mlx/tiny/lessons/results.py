@@ -46,6 +46,12 @@ def result(words: Words, topic: str = "") -> Result:
             return _failure(words)
 
 
+def brief(words: Words, topic: str = "") -> Result:
+    """A result of a word or a number."""
+    line = words.word() if words.rng.random() < 0.6 else str(words.integer())
+    return Result(line, f"The result is: {line}", (line,))
+
+
 def _object(words: Words, fields: dict[str, Json]) -> Result:
     compact = words.rng.random() < 0.15
     text = json.dumps(fields, ensure_ascii=False, separators=(",", ":") if compact else (", ", ": "))

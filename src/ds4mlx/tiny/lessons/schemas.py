@@ -115,16 +115,32 @@ def invented_parameters(words: Words, most: int) -> tuple[Parameter, ...]:
     return tuple(parameter(words, name, rng.choice(KINDS), i < needed, told) for i, name in enumerate(names))
 
 
-def invented(words: Words, most: int = 4) -> Tool:
-    """A tool that nobody has: a verb, a thing, parameters of any kind."""
+def invented(words: Words, most: int = 4, near: Tool | None = None) -> Tool:
+    """A tool that nobody has: a verb, a thing, parameters of any kind. One `near` another invented one has its verb or
+    its thing."""
     rng = words.rng
-    verb, thing = words.of("verbs"), words.word()
-    if rng.random() < 0.2:
-        thing = f"{words.of('adjectives')} {thing}"
+    verb, thing = _doing(words) if near is None else _doing_nearly(words, near)
     parts = [verb, *thing.split()]
     name = joined(rng, parts if rng.random() < 0.85 else parts[::-1])
     if rng.random() < 0.1:
         name = rng.choice(SERVERS).format(words.word()) + name
     action = f"{verb} {rng.choice(('the', 'the', 'a'))} {thing}"
-    return Tool(name, action, invented_parameters(words, most), rng.random() < 0.1, rng.random() < 0.3, topic=parts[-1],
-                description=described(rng, action))
+    return Tool(name, action, invented_parameters(words, most), rng.random() < 0.1, rng.random() < 0.3,
+                topic=parts[-1] if near is None else " ".join(parts), description=described(rng, action))
+
+
+def _doing(words: Words) -> tuple[str, str]:
+    """A verb and a thing, one in five with an adjective."""
+    verb, thing = words.verb(), words.word()
+    return verb, f"{words.of('adjectives')} {thing}" if words.rng.random() < 0.2 else thing
+
+
+def _doing_nearly(words: Words, near: Tool) -> tuple[str, str]:
+    verb, _, thing = near.action.split(" ", 2)
+    match words.rng.choice("vvta"):
+        case "v":
+            return verb, _doing(words)[1]
+        case "t":
+            return words.verb(), thing
+        case _:
+            return verb, f"{words.of('adjectives')} {thing.split()[-1]}"

@@ -1,13 +1,14 @@
 """Tasks to score the model by: tools, names and values that no lesson has, and facts far back in a long text."""
+from collections.abc import Iterator
 from dataclasses import dataclass
 from random import Random
 
 from ds4mlx.chat.messages import Json
-from ds4mlx.tiny.lessons.episode import Ask, Call
+from ds4mlx.tiny.lessons.episode import Ask, Call, Episode, Reply
 from ds4mlx.tiny.lessons.needles import ASKED, fact, subject
 from ds4mlx.tiny.lessons.prose import block, system
 from ds4mlx.tiny.lessons.results import result
-from ds4mlx.tiny.lessons.tooling import Size, refused, requested, toolbox
+from ds4mlx.tiny.lessons.tooling import Size, plan, refusal, refused, requested, toolbox
 from ds4mlx.tiny.lessons.words import Words
 
 NEAREST, FARTHEST = 2000, 8000   # tokens that a needle lies back
@@ -26,12 +27,24 @@ class Task:
     thinking: bool = False
     back: int = 0    # tokens, about, that a needle lies back; 0 for a task with tools
 
+    def solved(self) -> Episode:
+        """A task with tools as a lesson would have it, up to its calls."""
+        answer = Reply(calls=self.calls, reasoning=plan(self.calls)) if self.calls else refusal()
+        return Episode([Ask(self.question), answer], self.system, self.tools, self.thinking)
+
 
 def held_out(seed: int, count: int, unseen_verbs: bool = False) -> list[Task]:
     """Tasks with tools. Of ten, one needs two calls and one needs none. No tool's and no parameter's name is in a
     lesson; the verbs in names (get, list, delete) are, unless they are to be unseen as well."""
     words = Words(Random(f"{seed} tasks"), of_held=True, held_verbs=unseen_verbs)
     return [_tool_task(words) for _ in range(count)]
+
+
+def endless(seed: int) -> Iterator[Task]:
+    """More of what `held_out` begins with."""
+    words = Words(Random(f"{seed} tasks"), of_held=True)
+    while True:
+        yield _tool_task(words)
 
 
 def needles(seed: int, count: int) -> list[Task]:

@@ -14,7 +14,7 @@ from ds4mlx.tiny.lessons.words import Words
 
 def texts(seed: int, count: int, stage: int, room: int, of_held: bool = False) -> Iterator[str]:
     """That many lessons, control tokens by their literals; most have fewer than `room` tokens."""
-    words = Words(Random(f"{seed} texts"), of_held)
+    words = Words(Random(f"{seed} texts"), of_held, varied=True)
     for _ in range(count):
         yield rendered_text(episode(words, stage, room).segments())
 

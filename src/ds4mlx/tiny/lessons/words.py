@@ -11,6 +11,9 @@ from random import Random
 from ds4mlx.chat.messages import Json
 
 HELD_SHARE = 0.2   # of all words, for scoring alone
+FEW = {"keys": 10, "nouns": 40, "verbs": 12}    # words of each list in a lesson that has few
+OF_FEW = 0.5       # share of such lessons
+INVENTED_VERBS = 0.25
 ONSETS = ("b b bl br c c ch cl cr d d dr f f fl fr g g gl gr h h j k k kl kr l l m m n n p p pl pr qu r r s s sh sk sl "
           "sn sp st str t t th tr v v w w y z").split()
 VOWELS = "a a e e i o o u ai ea ee ie oa oo ou y".split()
@@ -49,13 +52,31 @@ def _lists() -> dict[str, str]:
 
 
 class Words:
-    """A source of words and values of one part, as seeded. Verbs are the lessons' unless `held_verbs`."""
+    """A source of words and values of one part, as seeded. Verbs are the lessons' unless `held_verbs`.
 
-    def __init__(self, rng: Random, of_held: bool = False, held_verbs: bool = False) -> None:
-        self.rng, self.of_held, self.held_verbs = rng, of_held, held_verbs
+    `varied` makes what is learned harder than what is asked in the end: words that several tools share, invented verbs.
+    """
+
+    def __init__(self, rng: Random, of_held: bool = False, held_verbs: bool = False, varied: bool = False) -> None:
+        self.rng, self.of_held, self.held_verbs, self.varied = rng, of_held, held_verbs, varied
+        self._few: dict[str, list[str]] = {}
+
+    def begin(self) -> None:
+        """Another lesson: where they are varied, in one of two each list is cut down to a few words."""
+        self._few = {}
+        if self.varied and self.rng.random() < OF_FEW:
+            self._few = {name: self.rng.sample(self._list(name), min(count, len(self._list(name))))
+                         for name, count in FEW.items()}
 
     def of(self, name: str) -> str:
-        return self.rng.choice(listed(name, self.held_verbs if name == "verbs" else self.of_held))
+        return self.rng.choice(self._few.get(name) or self._list(name))
+
+    def _list(self, name: str) -> tuple[str, ...]:
+        return listed(name, self.held_verbs if name == "verbs" else self.of_held)
+
+    def verb(self) -> str:
+        """Of a tool: one that people use or, where lessons are varied, one that nobody does."""
+        return self.word() if self.varied and self.rng.random() < INVENTED_VERBS else self.of("verbs")
 
     def invented(self) -> str:
         """A word that no list has: `brindel`, `toask`."""

@@ -27,9 +27,11 @@ from ds4mlx.tiny.training.optimizer import Optimizer
 from ds4mlx.tiny.training.shape import shape
 
 WARM_UP_STEPS = 40
+TASK_BATCHES = 8
 INDEX_WEIGHT = 0.5          # of the indexers' loss
 BALANCE_RATE = 1e-3         # of the routers' biases, a step
 FEW_BITS_STEPS = 4          # between two roundings of the experts
+TEACHING_STEPS = 4          # from one in which the indexers learn to the next; once they can, more often is not needed
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,7 @@ class Progress:
 
     def line(self, total: int, now: float, last: str) -> str:
         rate = self.tokens / (now - self.since)
-        loss, index = (torch.stack(a).mean().item() for a in (self.losses, self.index_losses))
+        loss, index = (torch.stack(a).mean().item() if a else 0.0 for a in (self.losses, self.index_losses))
         return (f"{now - self.began:6.1f} s step {total} loss {loss:.4f} index {index:.3f} {rate / 1000:.0f}k tokens/s "
                 f"{last}")
 
@@ -97,6 +99,8 @@ class Trainer:
         if args.resume:
             self._resume(args.resume)
         self.model.to(self.device)
+        self.indexers = [layer.attn.indexer for layer in self.model.layers if layer.attn.ratio == 4]
+        self.always_teaching = self.teaching = not args.resume
         self.mode = Mode(torch.bfloat16, rounding=True, choosing=not args.dense)
         self.optimizer = Optimizer(self.model, args.matrix_rate, args.rate)
         self.loss = weighed_loss
@@ -116,6 +120,9 @@ class Trainer:
         """One step. Returns the loss, the indexers' loss, and which targets were right."""
         if self.few_bits and self.step % FEW_BITS_STEPS == 0:
             round_experts(self.model)
+        self.teaching = self.always_teaching or self.step % TEACHING_STEPS == 0
+        for indexer in self.indexers:
+            indexer.teaching = self.teaching
         ids, targets, weights = self.on_device(batch)
         hidden, index_loss, loads = self.model(ids, self.mode)
         loss, correct = self.loss(self.model, hidden, targets, weights, self.mode)
@@ -123,8 +130,9 @@ class Trainer:
         self.optimizer.step(factor)
         with torch.no_grad():
             for layer, load in zip(self.model.layers, loads, strict=True):
+                layer.ffn.seen.add(load)
                 if not layer.ffn.hashed:
-                    layer.ffn.gate_bias += BALANCE_RATE * torch.sign(load.mean() - load)
+                    layer.ffn.gate_bias += BALANCE_RATE * torch.sign(load.share.mean() - load.share)
         self.step, self.tokens = self.step + 1, self.tokens + ids.numel()
         return loss.detach(), index_loss.detach(), correct
 
@@ -160,6 +168,8 @@ def run(args: Namespace) -> None:
              for stage, length in kinds}
     exams = {(stage, length): Feed(partial(lessons.rows, of_held=True), 7_000_000 + first, length, stage,
                                    args.batch_tokens // length, 1) for stage, length in kinds}
+    tasks = Feed(lambda seed, length, stage: lessons.task_rows(seed, length), 7_000_000 + first, plan[0].kinds[0][1], 0,
+                 args.batch_tokens // plan[0].kinds[0][1], 1)
     trainer = Trainer(args)
     print(f"{sum(p.numel() for p in trainer.model.parameters()) / 1e6:.2f} M parameters on {trainer.device}, "
           f"step {trainer.step}, {time.monotonic() - began:.1f} s to start", flush=True)
@@ -168,10 +178,17 @@ def run(args: Namespace) -> None:
         for kind, exam in exams.items():
             tokens, answers, count = trainer.grade(exam.batch())
             print(f"held out {kind}: tokens {tokens:.4f}, whole answers {answers:.4f} of {count}", flush=True)
+        print(f"calls of tasks: {solved(trainer, tasks):.4f} right", flush=True)
     finally:
         trainer.save(args.out, time.monotonic() - began)
-        for feed in [*feeds.values(), *exams.values()]:
+        for feed in [*feeds.values(), *exams.values(), tasks]:
             feed.close()
+
+
+def solved(trainer: Trainer, tasks: Feed) -> float:
+    """Share of tasks whose calls are right in every token, of some 300."""
+    marks = [trainer.grade(tasks.batch()) for _ in range(TASK_BATCHES)]
+    return sum(answers * count for _, answers, count in marks) / max(sum(count for _, _, count in marks), 1)
 
 
 def loop(args: Namespace, trainer: Trainer, plan: list[Phase], feeds: dict[tuple[int, int], Feed],
@@ -193,7 +210,8 @@ def loop(args: Namespace, trainer: Trainer, plan: list[Phase], feeds: dict[tuple
         loss, index_loss, correct = trainer.train(batch, factor)
         progress.steps, progress.tokens = progress.steps + 1, progress.tokens + batch[0].size
         progress.losses.append(loss)
-        progress.index_losses.append(index_loss)
+        if trainer.teaching:
+            progress.index_losses.append(index_loss)
         if now - progress.since > args.every:
             torch.cuda.synchronize() if trainer.device.type == "cuda" else None
             right = graded(correct.cpu().numpy(), np.pad(batch[1][:, 1:], ((0, 0), (0, 1))))
