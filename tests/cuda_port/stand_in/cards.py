@@ -52,10 +52,9 @@ def between(T: int, step: bool) -> None:
                         pages if ratio else None, picked, most)
         ops.attend(zeros(T, H * C.head_dim), table, held, positions, zeros(H), ratio, SIZES, 1e-6, False,
                    zeros(T, H * C.head_dim), back)
-    if step and not cp.cuda.runtime.is_hip:
+    if step:
         ops.route_step(x, matrix("F16", E, D), zeros(E), None, positions, 1.5, zeros(T, S, dtype=np.int32), zeros(T, S),
                        back, False)
-    if step:
         ops.sample(zeros(T, C.vocab_size), zeros(T, C.vocab_size), zeros(T, 4), positions, positions, zeros(T, 2))
 
 
