@@ -15,8 +15,18 @@ settings.load_profile("untimed")   # a busy machine is no fault of an example
 
 for name in ("COLUMNS", "LINES"):   # of the terminal that pytest's workers report to: those of tests have their own
     os.environ.pop(name, None)
+for name in [name for name in os.environ if name.startswith("DS4MLX_") and name != "DS4MLX_TEST_CHROMIUM"]:
+    del os.environ[name]    # the user's settings are of the user's models
 
 V4_TOKENIZER_SHA256 = "8f9f37ca37fdc4f5fd36d5cf4d3b0e8392edb4e894fd10cc0d70b4957c8633cf"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_state(tmp_path_factory):
+    """Where locks and keys lie: not where a server of the user's has its own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DS4MLX_HOME", str(tmp_path_factory.mktemp("home")))
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -122,8 +122,10 @@ def test_a_signature_of_ours_brings_the_thinking_back():
     assert spoken(block) == (Reasoning("a plan"), TextPart("Yes"))
 
 
-@pytest.mark.parametrize("signature", ["", None, "EqQBCkYIARgCKkA", seal("other")[:-1] + "!", 7])
+@pytest.mark.parametrize("signature", ["", None, "EqQBCkYIARgCKkA", "ours, with another end", 7])
 def test_a_signature_that_is_not_ours_means_nothing(signature):
+    if signature == "ours, with another end":   # not above: its name would differ from process to process, as keys do
+        signature = seal("other")[:-1] + "!"
     assert spoken({"type": "thinking", "thinking": "a plan", "signature": signature})[0] == Reasoning("a plan")
 
 
