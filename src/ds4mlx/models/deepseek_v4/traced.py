@@ -18,7 +18,9 @@ from ds4mlx.models.deepseek_v4.layers import Batch, Tables
 from ds4mlx.models.deepseek_v4.pages import PAGE_TOKENS, Pool, page_count
 from ds4mlx.models.deepseek_v4.stacked import StackedCompressor, StackedLayer
 
-CHUNKS = 250, 600, 2300     # tokens that are shared out to experts in tiles of each size; the longest choose rows
+# Tokens of chunks: products of a few are compiled for up to 1, 2, 4 …; more are shared out to experts in tiles of three
+# sizes, and the longest choose rows.
+CHUNKS = 1, 2, 4, 8, 16, 250, 600, 2300
 
 Arrays = list[mx.array]
 
