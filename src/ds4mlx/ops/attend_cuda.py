@@ -1,7 +1,8 @@
 """Attention on CUDA: a chunk's tokens, or a step of many sequences, whose keys are split over blocks."""
-from functools import cache
+from functools import lru_cache
 
 import mlx.core as mx
+import numpy as np
 
 from ds4mlx.cuda_port.forms import AttendForm
 from ds4mlx.cuda_port.source import Defines
@@ -93,12 +94,6 @@ def _macros(H: int, D: int, R: int, window: mx.array, width: int, ring: int, pag
             ("CHOSEN", int(bool(ratio) and chosen is not None)), ("STREAMS", 1), ("HIDDEN", 1))
 
 
-@cache
-def _zero_to(n: int) -> mx.array:
-    made = mx.arange(n, dtype=mx.int32)
-    mx.eval(made)
-    return made
-
-
+@lru_cache(maxsize=8)       # of a chunk's layers, which all ask for the same
 def _positions(start: int, count: int) -> mx.array:
-    return _zero_to(count) + start if start else _zero_to(count)
+    return mx.array(np.arange(start, start + count, dtype=np.int32))
