@@ -12,7 +12,7 @@ from ds4mlx.config import Settings  # noqa: E402
 from ds4mlx.engine.mlx_importance import collect  # noqa: E402
 from ds4mlx.gguf.dequant import dequantize  # noqa: E402
 from ds4mlx.gguf.reader import GGUF  # noqa: E402
-from ds4mlx.models.deepseek_v4 import weights  # noqa: E402
+from ds4mlx.models.deepseek_v4 import weights as engine_weights  # noqa: E402
 from ds4mlx.models.deepseek_v4.names import expected_tensors, validate  # noqa: E402
 from ds4mlx.quant.checkpoint import Checkpoint  # noqa: E402
 from ds4mlx.quant.conversion import convert  # noqa: E402
@@ -20,12 +20,16 @@ from ds4mlx.quant.encode import encode  # noqa: E402
 from ds4mlx.quant.plan import make_plan  # noqa: E402
 from ds4mlx.quant.recipe import recipe  # noqa: E402
 from ds4mlx.tiny import lessons  # noqa: E402
+from ds4mlx.tiny.files import TINY, path_of  # noqa: E402
+from ds4mlx.tiny.lessons.packing import ANSWER  # noqa: E402
 from ds4mlx.tiny.training.attention import Mode  # noqa: E402
 from ds4mlx.tiny.training.export import export  # noqa: E402
 from ds4mlx.tiny.training.few_bits import iq2_xxs, q2_k  # noqa: E402
+from ds4mlx.tiny.training.marks import load, marks  # noqa: E402
 from ds4mlx.tiny.training.model import Model  # noqa: E402
 from ds4mlx.tiny.training.shape import shape  # noqa: E402
 from ds4mlx.tiny.training.sinkhorn import limit_gradient, sinkhorn  # noqa: E402
+from ds4mlx.tiny.training.train import graded  # noqa: E402
 
 TOKENS = 700        # 5 rows of ratio 128; 175 of ratio 4, of which the indexer chooses 128
 
@@ -64,7 +68,7 @@ def test_training_and_engine_give_the_same_logits(kv_round, half, most, trained,
     with torch.no_grad():
         ours = trained.logits(trained(torch.from_numpy(ids)[None], mode)[0], mode)[0, :TOKENS].numpy()
     with GGUF.open(exported) as file:
-        engine = np.array(weights.load(file, validate(file), kv_round)(mx.array(ids[None, :TOKENS])))[0]
+        engine = np.array(engine_weights.load(file, validate(file), kv_round)(mx.array(ids[None, :TOKENS])))[0]
     off = np.abs(ours - engine).max(axis=1)
     # Logits have a deviation near 1. Sums in another order now and then round a row or choose one otherwise, which
     # the tokens behind it see; before the first such token there is but the rounding of float32.
@@ -106,3 +110,17 @@ def test_training_sees_what_an_imatrix_collects(trained, exported):
             np.testing.assert_allclose(load.share * len(ids), squares.counts, atol=2)   # routes that are all but even
             off = ours.numpy() * len(ids) - squares.sums
             assert np.linalg.norm(off) < 0.05 * np.linalg.norm(squares.sums)
+
+
+def test_a_file_has_the_marks_of_what_the_engine_would_answer():
+    model = load(path_of(TINY), torch.device("cpu"))
+    ids, weights = next(lessons.rows(3, 640, 1, of_held=True))
+    found = marks(model, iter([(ids, weights)]), 1)
+    with GGUF.open(path_of(TINY)) as file:
+        engine = np.array(engine_weights.load(file, validate(file), "official")(mx.array(ids[None, :-1])))[0]
+    asked, right = weights[1:] == ANSWER, engine.argmax(-1) == ids[1:]
+    _, whole, answers = graded(right[None], weights[None, 1:])
+    odds = engine - np.logaddexp.reduce(engine, axis=-1, keepdims=True)
+    surprise = -odds[np.arange(len(ids) - 1), ids[1:]][asked].mean()
+    assert (found.answers, found.right) == (answers, whole)
+    assert np.log(found.perplexity) == pytest.approx(surprise, abs=2e-3)    # rows now and then are rounded otherwise

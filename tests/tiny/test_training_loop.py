@@ -1,14 +1,16 @@
 """The loop that trains the tiny model: its plan, its marks, its steps. Needs PyTorch: `pip install -e .[train]`."""
 from argparse import Namespace
 from itertools import islice
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 
+from ds4mlx.quant import importance  # noqa: E402
 from ds4mlx.tiny import lessons  # noqa: E402
-from ds4mlx.tiny.training.few_bits import q2_k, round_experts  # noqa: E402
+from ds4mlx.tiny.training.few_bits import imatrix, q2_k, round_experts  # noqa: E402
 from ds4mlx.tiny.training.optimizer import orthogonal  # noqa: E402
 from ds4mlx.tiny.training.train import ANSWER, Phase, Trainer, falling, graded, phases  # noqa: E402
 
@@ -62,6 +64,8 @@ def test_experts_in_few_bits_are_those_of_what_the_layers_have_seen():
     seen = learning.model.layers[1].ffn.seen
     assert seen.share.sum().item() == pytest.approx(0.02 * 4, rel=1e-3)     # four experts a token; one step of 50
     assert (seen.inputs()[seen.share > 0].mean(-1) - 1).abs().max() < 0.2   # normalised rows
+    means = imatrix(learning.model, Path("run.dat"), 1).entries["blk.1.ffn_down_exps.weight"].means()
+    assert np.allclose(means[seen.share > 0], seen.middle()[seen.share > 0])
     round_experts(learning.model)
     ffn = learning.model.layers[1].ffn
     assert torch.allclose(ffn.experts_w2_error, q2_k(ffn.experts_w2, seen.middle()) - ffn.experts_w2)
@@ -73,6 +77,7 @@ def test_a_run_goes_on_from_a_checkpoint(tmp_path):
     before.save(tmp_path / "run", 3.0)
     again = trainer(seed=2, resume=sorted(tmp_path.glob("run.*.npz")))
     assert (again.step, again.tokens, again.seconds) == (7, 896, 3.0)
+    assert importance.read(tmp_path / "run.dat").chunks == 7
     for path, value in before.model.state_dict().items():
         # Experts in bytes by groups of 32 are 1/254 of their largest off, all else is in half precision.
         assert torch.allclose(again.model.state_dict()[path], value, rtol=1e-3, atol=2e-3), path

@@ -4,7 +4,8 @@ The searches are those of `quant.codebook` and `quant.affine`, on tensors and wi
 used to the very numbers that the file will hold. What columns count is what the layers have seen of late: see
 `experts.Seen`.
 """
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -12,9 +13,9 @@ from torch import Tensor
 from ds4mlx.gguf.dequant import IQ2_GRID
 from ds4mlx.quant import affine, codebook
 from ds4mlx.quant.encode import SHRINKAGE
+from ds4mlx.quant.importance import Entry, Importance
 from ds4mlx.tiny.training.model import Model
 
-BLOCK = 256
 LINE = affine.Q2_K
 
 
@@ -30,6 +31,17 @@ def round_experts(model: Model) -> None:
     lost = q2_k(down, torch.stack([ffn.seen.middle() for ffn in layers])) - down
     for ffn, error in zip(layers, lost, strict=True):
         ffn.experts_w2_error.copy_(error)
+
+
+def imatrix(model: Model, path: Path, steps: int) -> Importance:
+    """What the layers have seen of late, for the quantiser: the importance that the experts are rounded by."""
+    entries = {}
+    for i, layer in enumerate(model.layers):
+        share, inputs, middle = (held.cpu().numpy() for held in layer.ffn.seen.buffers())
+        entries |= {f"blk.{i}.ffn_gate_exps.weight": Entry(inputs, share),
+                    f"blk.{i}.ffn_up_exps.weight": Entry(inputs, share),
+                    f"blk.{i}.ffn_down_exps.weight": Entry(middle, share)}
+    return Importance(path, entries, "lessons, while they were learned", steps)
 
 
 def smoothed(importance: Tensor) -> Tensor:
@@ -210,7 +222,8 @@ def _blocks(w: Tensor, importance: Tensor, shape: tuple[int, ...]) -> tuple[Tens
     return w.float().reshape(-1, *shape), counts.reshape(-1, *shape)
 
 
-def _nearest_unit(values: Tensor, weight: Tensor, shares: Iterable[float], rounded) -> Tensor:
+def _nearest_unit(values: Tensor, weight: Tensor, shares: Iterable[float],
+                  rounded: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
     """The unit [n, 1] whose multiples `rounded(values, unit)` come nearest to values [n, groups]."""
     top = values.amax(1, keepdim=True)
     error, best = torch.full_like(top, torch.inf), torch.zeros_like(top)

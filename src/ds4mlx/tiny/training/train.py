@@ -16,12 +16,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ds4mlx.quant import importance
 from ds4mlx.tiny import lessons
 from ds4mlx.tiny.lessons.packing import ANSWER
 from ds4mlx.tiny.training import checkpoint
 from ds4mlx.tiny.training.attention import Mode
 from ds4mlx.tiny.training.feed import Batch, Feed
-from ds4mlx.tiny.training.few_bits import round_experts
+from ds4mlx.tiny.training.few_bits import imatrix, round_experts
 from ds4mlx.tiny.training.model import Model
 from ds4mlx.tiny.training.optimizer import Optimizer
 from ds4mlx.tiny.training.shape import shape
@@ -156,6 +157,7 @@ class Trainer:
         about = {"steps": self.step, "tokens": self.tokens, "seconds": self.seconds + elapsed,
                  "vocabulary": lessons.VOCABULARY}
         files = checkpoint.save(stem, weights, about)
+        importance.write(imatrix(self.model, stem.with_name(f"{stem.name}.dat"), self.step))
         print(f"saved {', '.join(f'{file.name} {file.stat().st_size / 2**20:.1f} MiB' for file in files)}", flush=True)
 
 
