@@ -1,6 +1,6 @@
 """The built-in model does what it is for: it greets, it calls tools that it has never seen, it is small.
 
-The dozen tasks are of those that it does well; how many it does of 300 is in its card.
+The dozen tasks are the first of the 300 that its card tells the scores of.
 """
 from argparse import Namespace
 
@@ -17,7 +17,7 @@ from ds4mlx.tiny.files import TINY, path_of
 
 
 def test_of_a_dozen_tasks_with_unseen_tools_ten_are_done():
-    score = scored("tiny", Namespace(limit=12, needles=0, slots=4, seed=6, engine="mlx", unseen_verbs=False))
+    score = scored("tiny", Namespace(limit=12, needles=0, slots=4, seed=0, engine="mlx", unseen_verbs=False, direct=False))
     right = ("arguments right", "rightly no call")
     assert sum(score.asked[name] for name in right) == 12
     assert sum(score.held[name] for name in right) >= 10, score.failures
