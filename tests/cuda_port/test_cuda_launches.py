@@ -14,7 +14,8 @@ def run(script, *arguments):
     """How many kernels it launched."""
     cpp = shutil.which("cpp") or pytest.skip("no C preprocessor here")
     result = subprocess.run([sys.executable, HERE / script, *arguments, cpp], capture_output=True, text=True,
-                            env=os.environ | {"PYTHONPATH": str(HERE)}, timeout=120)
+                            timeout=120,
+                            env=os.environ | {"PYTHONPATH": os.pathsep.join([str(HERE), *sys.path])})
     assert result.returncode == 0, result.stderr
     return int(result.stdout)
 

@@ -17,7 +17,7 @@ def told(before, path):
     code = (f"import sys\n{before}\nfrom ds4mlx.cli.main import main\n"
             f"sys.exit(main(['run', '--engine', 'cuda', '--no-lock', '-m', {str(path)!r}, '-p', 'x', '-n', '1']))")
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120,
-                            env=os.environ | {"PYTHONPATH": str(STAND_IN)})
+                            env=os.environ | {"PYTHONPATH": os.pathsep.join([str(STAND_IN), *sys.path])})
     assert result.returncode == 2 and "Traceback" not in result.stderr, result.stderr
     return result.stderr
 
