@@ -24,6 +24,7 @@ TABLE = {
     "service": BOTTOM | {"chat", "sessions", "text", "gguf", "engine.protocol", "engine.open"},
     "server": BOTTOM | {"chat", "service", "engine.protocol", "text.segments"},
     "tiny": LEAF | {"gguf", "text", "chat", "models", ""},
+    "tiny.training": LEAF | {"gguf", "models", "quant", "tiny"},
     "cli": BOTTOM | {"chat", "text", "sessions", "gguf", "models", "engine.protocol", "engine.open",
                      "engine.mlx_importance", "engine.mlx_kernels", "engine.mlx_memory", "engine.mlx_plan", "quant",
                      "evaluation", "service", "server", "tiny", ""},
@@ -37,7 +38,7 @@ GRAPH = ("graph", "attention", "indexer", "compressor", "hyper", "experts", "lay
          "state", "steering", "traced", "weights")
 MLX = ("ops", "notebook", "engine.mlx_", *(f"models.deepseek_v4.{part}" for part in GRAPH))
 TORCH = tuple(f"tiny.training.{part}" for part in (     # where PyTorch lives; all else runs without
-    "attention", "experts", "few_bits", "model", "optimizer", "parts", "rounding", "sinkhorn", "train"))
+    "attention", "experts", "few_bits", "marks", "model", "optimizer", "parts", "rounding", "sinkhorn", "train"))
 SIBLINGS = ("metal_kernels", "cuda_port")   # mapped into the package from folders beside it
 HEAVY = {"mlx", "mlx_lm", "numpy", "tokenizers", "starlette", "hypercorn", "rich", "prompt_toolkit", "transformers",
          "asyncio", "ssl"}
