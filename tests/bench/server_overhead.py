@@ -28,11 +28,11 @@ from ds4mlx.server.listen import bind, listen
 from ds4mlx.service.service import Service, open_service
 
 
-def body(prompt: str, tokens: int, eos: int) -> bytes:
-    """A request for exactly `tokens` tokens: EOS cannot come."""
+def body(prompt: str, tokens: int, eos: int | None) -> bytes:
+    """A request for exactly `tokens` tokens, where `eos` is given: it cannot come."""
     return json.dumps({"messages": [{"role": "user", "content": prompt}], "thinking": False, "temperature": 0,
-                       "max_tokens": tokens, "logit_bias": {eos: -100}, "stream": True,
-                       "stream_options": {"include_usage": True}}).encode()
+                       "max_tokens": tokens, "stream": True, "stream_options": {"include_usage": True},
+                       **({} if eos is None else {"logit_bias": {eos: -100}})}).encode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +46,11 @@ class Round:
         return self.tokens / self.wall_s
 
 
-def bare(engine: Engine, prompt: list[int], tokens: int, eos: int) -> Round:
+def bare(engine: Engine, prompt: list[int], tokens: int, eos: int | None) -> Round:
     """A loop that does nothing but prefill and decode."""
     began, cpu = time.perf_counter(), time.process_time()
     session, generated = engine.open(len(prompt) + tokens), []
-    sampling = Sampling(temperature=0.0, logit_bias={eos: -100.0})
+    sampling = Sampling(temperature=0.0, logit_bias={} if eos is None else {eos: -100.0})
     engine.prefill(session, prompt)
     while len(generated) < tokens:
         row = Row(session, sampling, generated[-1] if generated else None, generated)
@@ -59,7 +59,7 @@ def bare(engine: Engine, prompt: list[int], tokens: int, eos: int) -> Round:
     return Round(len(generated), time.perf_counter() - began, time.process_time() - cpu)
 
 
-def client(port: int, prompt: str, tokens: int, eos: int) -> tuple[int, float, float]:
+def client(port: int, prompt: str, tokens: int, eos: int | None) -> tuple[int, float, float]:
     """Tokens that a streaming client gets, and when the request was sent and the answer had ended, in seconds."""
     content = body(prompt, tokens, eos)
     with socket.create_connection(("127.0.0.1", port), timeout=600) as connection:
@@ -72,12 +72,12 @@ def client(port: int, prompt: str, tokens: int, eos: int) -> tuple[int, float, f
     return usage["completion_tokens"], began, ended
 
 
-async def served(port: int, prompts: Sequence[str], tokens: int, eos: int) -> Round:
+async def served(port: int, prompts: Sequence[str], tokens: int, eos: int | None) -> Round:
     """A client for each prompt, all at once; processes of one machine share a clock."""
     cpu = time.process_time()
     processes = [await asyncio.create_subprocess_exec(
-        sys.executable, __file__, "--client", str(port), "--prompt", prompt, "--tokens", str(tokens), "--eos", str(eos),
-        stdout=asyncio.subprocess.PIPE) for prompt in prompts]
+        sys.executable, __file__, "--client", str(port), "--prompt", prompt, "--tokens", str(tokens),
+        *([] if eos is None else ["--eos", str(eos)]), stdout=asyncio.subprocess.PIPE) for prompt in prompts]
     answers = await asyncio.gather(*(process.communicate() for process in processes))
     counts, began, ended = zip(*(json.loads(out) for out, _ in answers))
     return Round(sum(counts), max(ended) - min(began), time.process_time() - cpu)
@@ -92,7 +92,7 @@ async def measure(options: Namespace, settings: Settings) -> float:
     serving = asyncio.create_task(listen(create_app(service, settings), settings, bound, stop))
     engine = open_engine(settings)
     rounds = []
-    eos = service.tokenizer.eos
+    eos = None if options.plain else service.tokenizer.eos
     bare(engine, [0], 2, eos)  # what is loaded with the first bias is not part of a round
     for number in range(options.rounds):
         prompt = f"{number} {options.prompt}"  # a new one each time: a repeated prompt would be reused
@@ -126,6 +126,7 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=400)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--together", type=int, default=0, help="then, so many clients at once")
+    parser.add_argument("--plain", action="store_true", help="let EOS come: a bias against it costs a card's step")
     parser.add_argument("--at-least", type=float, default=0.0, help="ratio below which to exit with 3")
     parser.add_argument("--eos", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--client", type=int, metavar="PORT", help=argparse.SUPPRESS)
