@@ -22,6 +22,15 @@ LINE = affine.Q2_K
 @torch.no_grad()
 def round_experts(model: Model) -> None:
     """Set what the experts' weights lose, which their layers then add to them."""
+    precision = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")       # codes are chosen by small differences
+    try:
+        _round_experts(model)
+    finally:
+        torch.set_float32_matmul_precision(precision)
+
+
+def _round_experts(model: Model) -> None:
     layers = [layer.ffn for layer in model.layers]
     for ffn in layers:
         for name in ("experts_w1", "experts_w3"):
