@@ -11,13 +11,13 @@ from ds4mlx.chat.messages import Conversation, Message, TextPart, Tool
 from ds4mlx.text.segments import ASSISTANT, rendered_text
 from ds4mlx.tiny import lessons
 from ds4mlx.tiny.lessons.encoding import Encoder
-from ds4mlx.tiny.lessons.episode import Ask, Episode, Reply
+from ds4mlx.tiny.lessons.episode import Ask, Call, Episode, Reply
 from ds4mlx.tiny.lessons.known import KNOWN
 from ds4mlx.tiny.lessons.mixing import STAGES, episode
 from ds4mlx.tiny.lessons.packing import ANSWER, weights_of
 from ds4mlx.tiny.lessons.tasks import endless, held_out, needles
 from ds4mlx.tiny.lessons.texts import texts
-from ds4mlx.tiny.lessons.tooling import Size, drill, refusal, toolbox
+from ds4mlx.tiny.lessons.tooling import Size, drill, plan, refusal, toolbox
 from ds4mlx.tiny.lessons.words import Words, held, listed
 
 LENGTHS = {1: 256, 2: 1024, 3: 4096}
@@ -89,6 +89,14 @@ def test_a_name_has_the_same_tokens_wherever_it_stands():
         for before, after in ((' "', '", '), ('">', "</"), (': ', "\n"), ('="', '">')):
             inside = tokenizer.encode_literal(before + name + after)
             assert any(inside[i:i + len(ids)] == ids for i in range(len(inside))), (name, before)
+
+
+def test_thoughts_spell_names_in_the_tokens_of_their_schemas():
+    tokenizer = lessons.vocabulary()
+    for name in ("show_folder", "getTimeBox", "mcp__brindle__send-mail"):
+        thought = tokenizer.encode_literal(plan([Call(name, {"path": 1, name: 2})]))
+        ids = tokenizer.encode_literal(name)
+        assert sum(thought[i:i + len(ids)] == ids for i in range(len(thought))) == 2
 
 
 def test_tasks_have_names_that_no_lesson_has():

@@ -2,6 +2,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from ds4mlx.chat.json_text import spell
 from ds4mlx.tiny.lessons.episode import Ask, Call, Reply, Results, Turn
 from ds4mlx.tiny.lessons.known import known
 from ds4mlx.tiny.lessons.requests import request
@@ -107,8 +108,9 @@ def requested(words: Words, chosen: list[Tool]) -> tuple[str, list[Call]]:
 
 
 def plan(calls: Sequence[Call]) -> str:
-    """What is thought before calls."""
-    return " ".join(f"I call {call.name} with {', '.join(call.arguments) or 'nothing'}." for call in calls)
+    """What is thought before calls. Names are in quotes as in schemas: behind a space they may be other tokens."""
+    return " ".join(f'I call "{call.name}" with {", ".join(map(spell, call.arguments)) or "nothing"}.'
+                    for call in calls)
 
 
 def refusal() -> Reply:
