@@ -17,7 +17,8 @@ from ds4mlx.tiny.files import TINY, path_of
 
 
 def test_of_a_dozen_tasks_with_unseen_tools_ten_are_done():
-    score = scored("tiny", Namespace(limit=12, needles=0, slots=4, seed=0, engine="mlx", unseen_verbs=False, direct=False))
+    score = scored("tiny", Namespace(limit=12, needles=0, slots=4, seed=0, engine="mlx", unseen_verbs=False,
+                                     direct=False))
     right = ("arguments right", "rightly no call")
     assert sum(score.asked[name] for name in right) == 12
     assert sum(score.held[name] for name in right) >= 10, score.failures

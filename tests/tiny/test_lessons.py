@@ -36,6 +36,15 @@ def test_rows_are_the_same_for_the_same_seed_and_begin_with_a_lesson(stage):
         assert (ids == same).all() and ids[0] == lessons.vocabulary().bos and ids.max() < 3072
 
 
+def test_rows_have_many_tools_to_choose_from_though_such_lessons_are_long():
+    offered = []
+    for ids, _ in islice(lessons.rows(6, 2048, 2), 40):
+        for lesson in lessons.vocabulary().decode(ids.tolist()).split("<｜begin▁of▁sentence｜>")[1:]:
+            offered.append(lesson.split("<｜User｜>")[0].count('\n{"name": "'))
+    offered = np.array(offered)
+    assert (offered >= 5).sum() > 0.4 * (offered > 0).sum()     # of tasks, 54 % have as many
+
+
 def test_another_seed_gives_other_rows():
     assert (next(lessons.rows(1, 512, 1))[0] != next(lessons.rows(2, 512, 1))[0]).any()
 

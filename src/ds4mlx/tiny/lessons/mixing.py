@@ -9,10 +9,14 @@ from ds4mlx.tiny.lessons.tooling import Size, conversation, drill, toolbox
 from ds4mlx.tiny.lessons.words import Words
 
 STAGES = (1, 2, 3)
+SHARES = {1: (35, 25, 30, 6, 4), 2: (4, 4, 84, 6, 2), 3: (4, 4, 84, 6, 2)}     # of copy, table, tools, talk, sums
+FILLING = (40, 30, 0, 20, 10)   # of the same where tools have no room: with the instructions around them they need
+LEAST_TOOLS = 450               # tokens, and more if they are to be worth a choice
 MANY = 4       # tools, whose schemas leave room for few questions in a short row
 STRANGE = 0.4  # share of lessons that may be
 FAR = 1500    # tokens of room from which on a lesson may be a long one
-DRILLED = 0.75  # share of tool lessons with that room that are questions about every tool
+DRILLED = 0.85  # share of tool lessons with that room that are questions about every tool
+FAR_ROUNDS = 6      # questions in a row about tools thousands of tokens back
 SCHEMAS, ROUND, MOST_ROUNDS = 700, 145, 12      # tokens, roughly, of six tools and of a question; questions
 
 
@@ -22,10 +26,8 @@ def episode(words: Words, stage: int, room: int) -> Episode:
     words.begin()
     if stage == 3 and room > FAR and rng.random() < 0.75:
         return _far(words, int(room * rng.uniform(0.35, 0.9)))
-    if stage == 1:
-        lesson = rng.choices(("copy", "table", "tools", "talk", "sums"), (35, 25, 30, 6, 4))[0]
-    else:
-        lesson = rng.choices(("copy", "table", "tools", "talk", "sums"), (4, 4, 84, 6, 2))[0]
+    shares = SHARES[stage] if stage == 1 or room > LEAST_TOOLS else FILLING
+    lesson = rng.choices(("copy", "table", "tools", "talk", "sums"), shares)[0]
     if lesson == "tools":
         made = _tools(words, stage, room, rng.random() < STRANGE)
     else:
@@ -75,7 +77,7 @@ def _tools(words: Words, stage: int, room: int, strange: bool) -> Episode:
 
 def _drill(words: Words, room: int, strange: bool) -> Episode:
     rng = words.rng
-    tools = toolbox(words, Size(fewest=4))
+    tools = toolbox(words, Size(fewest=4), known_share=0.5)
     most = min(MOST_ROUNDS, (room - SCHEMAS) // ROUND)
     return Episode(drill(words, tools, rng.randint(2 * most // 3, most)), system(words),
                    [tool.schema() for tool in tools], bare=rng.random() < 0.25, strange=strange)
@@ -85,15 +87,15 @@ def _far(words: Words, tokens: int) -> Episode:
     rng = words.rng
     match rng.randrange(8):
         case 0 | 1 | 2:
-            made = Episode(needle(words, tokens, rng.randint(2, 6), rng.randint(1, 4)), _opening(words))
+            made = Episode(needle(words, tokens, rng.randint(3, 8), rng.randint(2, 6)), _opening(words))
         case 3:
             tools = toolbox(words, Size(3))
             made = Episode(needle(words, tokens), system(words), [tool.schema() for tool in tools])
         case 4:
-            made = Episode(conversation(words, tools := toolbox(words, Size()), 3, strange=True),
+            made = Episode(drill(words, tools := toolbox(words, Size(fewest=4)), FAR_ROUNDS),
                            system(words) + "\n" + block(words, tokens), [tool.schema() for tool in tools])
         case _:
-            made = far_tools(words, tokens, Size())
+            made = far_tools(words, tokens, Size(fewest=4), FAR_ROUNDS)
     made.strange = rng.random() < STRANGE
     return _minded(rng, made, 3)
 

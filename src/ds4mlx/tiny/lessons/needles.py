@@ -4,7 +4,7 @@ from collections.abc import Callable
 from ds4mlx.chat.messages import Json
 from ds4mlx.tiny.lessons.episode import Ask, Episode, Reply, Results, Turn
 from ds4mlx.tiny.lessons.prose import block, system
-from ds4mlx.tiny.lessons.tooling import Size, called, toolbox
+from ds4mlx.tiny.lessons.tooling import Size, called, drill, toolbox
 from ds4mlx.tiny.lessons.words import Words
 
 FACTS = ("{Subject} is {value}.", "Remember: {subject} is {value}.", "Note that {subject} is {value}.",
@@ -49,8 +49,8 @@ def fact(words: Words, about: str, value: Json) -> str:
     return words.rng.choice(FACTS).format(Subject=about[0].upper() + about[1:], subject=about, value=value)
 
 
-def far_tools(words: Words, tokens: int, size: Size) -> Episode:
-    """Tools first, then long results or long talk, then calls of those tools."""
+def far_tools(words: Words, tokens: int, size: Size, rounds: int) -> Episode:
+    """Tools first, then long results or long talk, then calls of those tools, and short questions about them."""
     rng = words.rng
     tools = toolbox(words, size)
     turns: list[Turn] = []
@@ -58,6 +58,7 @@ def far_tools(words: Words, tokens: int, size: Size) -> Episode:
     for _ in range(parts):
         turns += _long(words, tokens // parts, lambda: called(words, [rng.choice(tools)], told=False))
         turns += called(words, [rng.choice(tools)])
+    turns += drill(words, tools, rounds)
     return Episode(turns, system(words, rng.choice((0, 0, 8))), [tool.schema() for tool in tools])
 
 

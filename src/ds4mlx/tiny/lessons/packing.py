@@ -15,6 +15,7 @@ from ds4mlx.tiny.lessons.words import Words
 ANSWER = 100                  # loss weights, in percent: of an answer's tokens,
 OTHER = {1: 4, 2: 0, 3: 0}    # and of what the model reads, by stage: names that nobody can foresee, 4 nats a token
 WAITING = 16             # lessons that wait for a row with room for them
+FILLING_TRIES = 2
 SHORTEST = 24            # tokens; less room than that is padded
 LONGEST_TRIES = 64
 
@@ -40,7 +41,7 @@ def rows(seed: int, length: int, stage: int, of_held: bool = False) -> Iterator[
 def task_rows(seed: int, length: int) -> Iterator[Row]:
     """Rows of held-out tasks with the calls that answer them, which nothing learns from."""
     tasks = endless(seed)
-    source = _Source(Random(seed), length, 0, lambda room: next(tasks).solved())
+    source = _Source(Random(seed), length, 0, lambda room: next(tasks).solved(), filling=False)
     while True:
         yield source.row()
 
@@ -60,9 +61,11 @@ def weights_of(ids: np.ndarray, tokenizer: Tokenizer, other: int) -> np.ndarray:
 class _Source:
     """Lessons as they come, and those that wait for room."""
 
-    def __init__(self, rng: Random, length: int, other: int, make: Callable[[int], Episode]) -> None:
-        """`make` gives a lesson, mostly of no more tokens than its argument; `other` is the weight of what is read."""
-        self.length, self.other, self._make = length, other, make
+    def __init__(self, rng: Random, length: int, other: int, make: Callable[[int], Episode],
+                 filling: bool = True) -> None:
+        """`make` gives a lesson, mostly of no more tokens than its argument, and if `filling` some for what room rows
+        have left; `other` is the weight of what is read."""
+        self.length, self.other, self._make, self._filling = length, other, make, filling
         self._encoder = Encoder(vocabulary())
         self._exchange = np.random.default_rng(rng.getrandbits(64))
         self._waiting: list[np.ndarray] = []
@@ -90,16 +93,29 @@ class _Source:
         return other[ids]
 
     def _fitting(self, room: int) -> np.ndarray | None:
-        """The next lesson that has no more tokens than that; None where few are left."""
+        """The next lesson that has no more tokens than that; None where few are left.
+
+        Lessons are made for whole rows, so that rows are of the kinds that are wanted, and not of those that fill them
+        best: the one that waits longest begins a row, the largest that fits goes on.
+        """
         if room < SHORTEST:
             return None
-        for place, lesson in enumerate(self._waiting):
-            if len(lesson) <= room:
-                return self._waiting.pop(place)
-        for _ in range(LONGEST_TRIES if room == self.length else 4):
+        self._wait()
+        if room == self.length and self._waiting:
+            return self._waiting.pop(0)
+        fitting = [place for place, lesson in enumerate(self._waiting) if len(lesson) <= room]
+        if fitting:
+            return self._waiting.pop(max(fitting, key=lambda place: len(self._waiting[place])))
+        for _ in range(FILLING_TRIES if self._filling else 0):
             lesson = self._encoded(self._make(room))
             if len(lesson) <= room:
                 return lesson
-            if len(lesson) <= self.length and len(self._waiting) < WAITING:
-                self._waiting.append(lesson)
         return None
+
+    def _wait(self) -> None:
+        for _ in range(LONGEST_TRIES):
+            if len(self._waiting) == WAITING:
+                return
+            lesson = self._encoded(self._make(self.length))
+            if len(lesson) <= self.length:
+                self._waiting.append(lesson)

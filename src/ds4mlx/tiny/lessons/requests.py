@@ -13,12 +13,13 @@ WORDED = ("{Action} with {all}.", "Please {action} with {all}.", "{Action}, {all
           "I want to {action} with {all}.", "{Action}: {all}.")
 SINGLE = ("{Action} {all}.", "Please {action} {all}.", "Can you {action} {all}?", "I want to {action} {all}.")
 ALONE = ("{Action}.", "Please {action}.", "Call {name}.", "Use {name}.", "Can you {action}?", "I want to {action}.")
+NAMED = 0.35    # share of requests that name the tool and its parameters as they are
 POLITE = ("{}",) * 6 + ("Please help me. {}", "Hello! {}", "Now this: {}", "{} Thanks.")
 
 
-def request(rng: Random, tool: Tool) -> tuple[str, Call]:
+def request(rng: Random, tool: Tool, named: float = NAMED) -> tuple[str, Call]:
     """A sentence that asks for one call of the tool, and that call. Arguments come in the order of the sentence."""
-    text, call = _known(rng, tool) if tool.asks else _invented(rng, tool)
+    text, call = _known(rng, tool) if tool.asks else _invented(rng, tool, named)
     return rng.choice(POLITE).replace("{}", text), call
 
 
@@ -45,7 +46,7 @@ def _places(ask: str) -> list[int]:
     return [int(field) for _, field, _, _ in string.Formatter().parse(ask) if field]
 
 
-def _invented(rng: Random, tool: Tool) -> tuple[str, Call]:
+def _invented(rng: Random, tool: Tool, named: float) -> tuple[str, Call]:
     extra = [each for each in tool.parameters if not each.required and rng.random() < 0.4]
     chosen = [*tool.required, *extra]
     if rng.random() < 0.15:
@@ -56,7 +57,7 @@ def _invented(rng: Random, tool: Tool) -> tuple[str, Call]:
     elif len(chosen) == 1 and rng.random() < 0.5:
         frame, told = rng.choice(SINGLE), shown(rng, arguments[chosen[0].name])
     else:
-        frame = rng.choice(SHOWN if rng.random() < 0.35 else WORDED)
+        frame = rng.choice(SHOWN if rng.random() < named else WORDED)
         told = listed([_pair(rng, each, shown(rng, arguments[each.name]), "{name}" in frame) for each in chosen])
     text = frame.format(name=tool.name, action=tool.action, Action=tool.action[0].upper() + tool.action[1:], all=told)
     return text, Call(tool.name, arguments)

@@ -5,13 +5,14 @@ from dataclasses import dataclass
 from ds4mlx.chat.json_text import spell
 from ds4mlx.tiny.lessons.episode import Ask, Call, Reply, Results, Turn
 from ds4mlx.tiny.lessons.known import known
-from ds4mlx.tiny.lessons.requests import request
+from ds4mlx.tiny.lessons.requests import NAMED, request
 from ds4mlx.tiny.lessons.results import Result, brief, result
 from ds4mlx.tiny.lessons.schemas import Tool, invented
 from ds4mlx.tiny.lessons.speech import sums, talk
 from ds4mlx.tiny.lessons.words import Words
 
 NO_TOOL = "None of my tools can do that."
+SELDOM_NAMED = 0.15     # where lessons are varied: what is named need not be chosen
 NEAR = 0.4         # share of invented tools with another one's verb or thing, where lessons are varied
 LINKS = ("{} {}", "{} Then: {}", "{} And {}", "{}\n{}", "{} Also: {}")
 
@@ -101,7 +102,7 @@ def requested(words: Words, chosen: list[Tool]) -> tuple[str, list[Call]]:
     """One sentence for each of the tools, and the calls that they ask for."""
     text, calls = "", []
     for tool in chosen:
-        asked, call = request(words.rng, tool)
+        asked, call = request(words.rng, tool, SELDOM_NAMED if words.varied else NAMED)
         text = words.rng.choice(LINKS).format(text, asked) if text else asked
         calls.append(call)
     return text, calls
