@@ -45,7 +45,8 @@ def scores_step(q, weight, rows: Paged, most, scale, positions):
 
 def select(scores, positions, ratio, k):
     call = f"::choose(scores, positions, chosen, scores_shape[1], {k});"
-    (chosen,) = kernel("indexer_topk", call, ("scores", "positions"), ("chosen",), _macros(64, 128, 0, True, 1), 1024)(
+    macros = _macros(64, 128, 0, True, 1)   # of the kernels beside it, which must compile; it has none of these sizes
+    (chosen,) = kernel("indexer_topk", call, ("scores", "positions"), ("chosen",), macros, 1024)(
         [scores, positions], [((scores.shape[0], k), mx.int32)], (scores.shape[0],))
     return chosen
 
