@@ -10,9 +10,9 @@ from ds4mlx.engine.mlx_engine import open_mlx
 from ds4mlx.engine.protocol import Row, Sampling
 
 # Of logits of deviation 1.5, through six layers and twelve steps. Two orders of adding up in float32 make 1e-3. Where
-# rows are rounded to a few bits, one of them may fall to the other side, and then an expert that led by 0.002 may not be
-# chosen: the logits of such a token were seen to differ by 0.73, those of the tokens around it by a thousandth. So there
-# most of the steps are held to their tolerance.
+# rows are rounded to a few bits, one of them may fall to the other side, and then an expert that led by 0.002 may not
+# be chosen: the logits of such a token were seen to differ by 0.73, those of the tokens around it by a thousandth. So
+# there most of the steps are held to their tolerance.
 NEAR, MOSTLY_NEAR, STEPS = 2e-3, 2e-2, 12
 TEXT = np.random.default_rng(5).integers(5, 4000, 2608).tolist()
 
