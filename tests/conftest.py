@@ -21,11 +21,25 @@ for name in [name for name in os.environ if name.startswith("DS4MLX_") and name 
 V4_TOKENIZER_SHA256 = "8f9f37ca37fdc4f5fd36d5cf4d3b0e8392edb4e894fd10cc0d70b4957c8633cf"
 
 
+def has_cache() -> bool:
+    """Whether the user has a cache that can be written: a container's user may have no home."""
+    from ds4mlx.config import cache_dir
+    from ds4mlx.errors import UsageError
+    try:
+        cache_dir().mkdir(parents=True, exist_ok=True)
+        return os.access(cache_dir(), os.W_OK)
+    except (OSError, UsageError):
+        return False
+
+
 @pytest.fixture(scope="session", autouse=True)
 def own_state(tmp_path_factory):
-    """Where locks and keys lie: not where a server of the user's has its own."""
+    """Where locks and keys lie: not where a server of the user's has its own. What takes long to make lies in the
+    user's cache, or, where nothing can be written, in one that tests share."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DS4MLX_HOME", str(tmp_path_factory.mktemp("home")))
+        if not has_cache():
+            patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp().parent / "cache"))
         yield
 
 

@@ -169,7 +169,7 @@ def test_a_dumb_terminal_is_sent_nothing_but_text(chat):
 
 def test_a_redirected_answer_is_clean_to_the_byte(chat, tmp_path):
     script = tmp_path / "to_a_file"
-    script.write_text(f'#!/bin/sh\nexec {sys.executable} "$@" >{tmp_path}/out\n')
+    script.write_text(f'#!/bin/sh\nexec {sys.executable} "$@" >"{tmp_path}/out"\n')
     script.chmod(0o755)
     child = chat(command=str(script))
     child.send(f"{PASTE}中文 👩‍💻 \x1b[31m{PASTED}\r")

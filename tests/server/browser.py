@@ -28,7 +28,9 @@ def chromium():
         pytest.skip("no Chromium was found; install it, or give its path as DS4MLX_TEST_CHROMIUM")
     with sync_playwright() as playwright:
         # No sandbox: root has none. No shared memory: containers have little.
-        running = playwright.chromium.launch(executable_path=found, args=["--no-sandbox", "--disable-dev-shm-usage"])
+        # /tmp, because its sockets take paths of 104 characters only.
+        running = playwright.chromium.launch(executable_path=found, env=os.environ | {"TMPDIR": "/tmp"},
+                                             args=["--no-sandbox", "--disable-dev-shm-usage"])
         try:
             yield running
         finally:

@@ -3,7 +3,9 @@ import contextlib
 import logging
 import re
 import socket
+import tempfile
 import threading
+from pathlib import Path
 
 import pytest
 from starlette.testclient import TestClient
@@ -196,8 +198,14 @@ def test_a_port_in_use_is_one_clear_error(server):
         bind(Settings(port=port))
 
 
-def test_a_socket_left_behind_is_replaced_and_another_file_is_not(tmp_path):
-    path = tmp_path / "socket"
+@pytest.fixture
+def path():
+    """Of a socket, which takes 104 characters on macOS: tests' own folders lie deeper."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        yield Path(folder) / "socket"
+
+
+def test_a_socket_left_behind_is_replaced_and_another_file_is_not(path):
     for _ in range(2):
         bound = bind(Settings(host=f"unix:{path}"))
         assert url(bound) == f"unix:{path}"
@@ -208,13 +216,13 @@ def test_a_socket_left_behind_is_replaced_and_another_file_is_not(tmp_path):
         bind(Settings(host=f"unix:{path}"))
 
 
-def test_a_socket_that_is_served_is_not_taken_over(tmp_path):
-    settings = Settings(host=f"unix:{tmp_path / 'socket'}")
+def test_a_socket_that_is_served_is_not_taken_over(path):
+    settings = Settings(host=f"unix:{path}")
     with bind(settings) as first:
         first.listen()
         with pytest.raises(Ds4Error, match="in use"):
             bind(settings)
-        assert (tmp_path / "socket").is_socket()
+        assert path.is_socket()
 
 
 @pytest.mark.parametrize("host", ["unix:", "a" * 300 + ".x"])
