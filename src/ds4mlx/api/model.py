@@ -169,5 +169,5 @@ class Model:
         if self._closed:
             raise ValueError("the model is closed; load it again")
         if get_ident() != self._thread:
-            raise UsageError("a model belongs to the thread that loaded it, and this is another one; use it there, with "
-                             "a thread of its own as ThreadPoolExecutor(1), or ask a server with ds4mlx.connect")
+            raise UsageError("a model belongs to the thread that loaded it, and this is another one; use it there, as "
+                             "with a ThreadPoolExecutor(1) of its own, or ask a server with ds4mlx.connect")
