@@ -47,8 +47,8 @@ def _invented(words: Words, size: Size, offered: list[Tool]) -> Tool:
 
 
 def drill(words: Words, tools: list[Tool], rounds: int) -> list[Turn]:
-    """One short question after the other: much to choose in few tokens. In half of the drills about each tool in turn, so
-    that names come from schemas; in half as it comes, so that none follows from those that have been."""
+    """One short question after the other: much to choose in few tokens. In half of the drills about each tool in turn,
+    so that names come from schemas; in half as it comes, so that none follows from those that have been."""
     rng, turns, waiting = words.rng, list[Turn](), list[Tool]()
     in_turn = rng.random() < 0.5
     for _ in range(rounds):
