@@ -82,7 +82,7 @@ class Handler(BaseHTTPRequestHandler):
         if server.hold_after is not None:
             self.wfile.write(content[:server.hold_after])
             server.held.set()
-            server.released.wait(20)
+            server.released.wait(60)
         elif server.drop_after is not None:
             self.wfile.write(content[:server.drop_after])
         else:

@@ -66,14 +66,14 @@ def start(tokenizer, script, *, settings=None, effort_profile="0731", **stub):
 
     thread = threading.Thread(target=asyncio.run, args=(main(),))
     thread.start()
-    assert up.wait(20)
+    assert up.wait(60)
     address, loop, stop = running
-    client = httpx2.Client(base_url=address, timeout=20, trust_env=False)
+    client = httpx2.Client(base_url=address, timeout=60, trust_env=False)
     return Server(address, service, engines[0], client, loop, stop, thread)
 
 
 def stop(server):
     server.client.close()
     server.loop.call_soon_threadsafe(server.stop.set)
-    server.thread.join(20)
+    server.thread.join(60)
     assert not server.thread.is_alive()

@@ -57,9 +57,9 @@ def download(folder, *arguments, server=None, script=SCRIPT, shell=("sh",), pree
 
 
 def wait_for(condition):
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not condition():
-        assert time.monotonic() < deadline, "waited 20 s in vain"
+        assert time.monotonic() < deadline, "waited a minute in vain"
         time.sleep(0.01)
 
 
@@ -125,7 +125,7 @@ def test_what_a_stopped_download_has_is_kept(server, script, tmp_path, number, c
                                **place(tmp_path, server))
     wait_for(lambda: (partial := tmp_path / "model.gguf.partial").exists() and partial.stat().st_size)
     os.killpg(process.pid, number)
-    assert process.wait(20) == code
+    assert process.wait(60) == code
     kept = (tmp_path / "model.gguf.partial").stat().st_size
     server.hold_after = None
     assert download(tmp_path, "q2", server=server, script=script).returncode == 0
@@ -135,10 +135,10 @@ def test_what_a_stopped_download_has_is_kept(server, script, tmp_path, number, c
 def test_two_do_not_write_one_file(server, script, tmp_path):
     server.hold_after = 1000
     first = subprocess.Popen(["sh", script, "q2"], stderr=subprocess.DEVNULL, **place(tmp_path, server))
-    assert server.held.wait(20)
+    assert server.held.wait(60)
     second = download(tmp_path, "q2", server=server, script=script)
     first.terminate()
-    assert first.wait(20) == 143
+    assert first.wait(60) == 143
     assert second.returncode == 1 and f"process {first.pid} is fetching model.gguf" in second.stderr
 
 

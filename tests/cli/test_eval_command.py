@@ -226,6 +226,6 @@ def test_ctrl_c_stops_the_case_and_reports_the_others(start, tiny_path, tmp_path
                     "--trace", "t.jsonl", "--engine", "stub")
     assert process.stdout.readline().startswith("1/2 quick passed")
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=60)
     assert process.returncode == 130 and out.endswith("1 of 2 passed\n") and "stopped at long" in err
     assert [found.case.id for found in read_trace(tmp_path / "t.jsonl")] == ["quick"]

@@ -138,7 +138,7 @@ def test_ctrl_c_keeps_what_was_produced_and_exits_with_130(start, tiny_path):
     process = start("run", "-m", tiny_path, "-p", "count " * 2000, "--nothink", "--engine", "stub", "--power", "1")
     first = os.read(process.stdout.fileno(), 100).decode()
     process.send_signal(signal.SIGINT)
-    rest, errors = process.communicate(timeout=30)
+    rest, errors = process.communicate(timeout=60)
     assert process.returncode == 130 and first and (first + rest).endswith("\n")
     assert "t/s" in errors and "Traceback" not in errors
 

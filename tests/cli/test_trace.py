@@ -33,9 +33,9 @@ def recorded(tmp_path_factory):
         url = process.stdout.readline().split()[-1]
         for question in questions:
             body = {"messages": [SYSTEM, {"role": "user", "content": question}], "thinking": False}
-            assert httpx2.post(f"{url}/v1/chat/completions", json=body, trust_env=False, timeout=20).status_code == 200
+            assert httpx2.post(f"{url}/v1/chat/completions", json=body, trust_env=False, timeout=60).status_code == 200
         process.send_signal(signal.SIGTERM)
-        return path, process.communicate(timeout=20)[1]
+        return path, process.communicate(timeout=60)[1]
 
     return serve
 

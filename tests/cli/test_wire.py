@@ -106,7 +106,7 @@ def test_the_wrapper_of_claude_sets_what_the_client_needs(ds4mlx, agent, tmp_pat
     script = ds4mlx("wire", "claude", "--url", server.url).out
     (tmp_path / "claude").write_text('#!/bin/sh\nenv\necho "arguments: $*"\n')
     (tmp_path / "claude").chmod(0o755)
-    ran = subprocess.run(["sh", "-c", script, "wrapper", "-p", "two words"], capture_output=True, text=True, timeout=20,
+    ran = subprocess.run(["sh", "-c", script, "wrapper", "-p", "two words"], capture_output=True, text=True, timeout=60,
                          env={"PATH": f"{tmp_path}:/usr/bin:/bin", "ANTHROPIC_API_KEY": "secret"})
     seen = dict(line.split("=", 1) for line in ran.stdout.splitlines() if "=" in line)
     assert (seen["ANTHROPIC_BASE_URL"], seen["ANTHROPIC_AUTH_TOKEN"]) == (server.url, "local")

@@ -16,7 +16,7 @@ def main(command):
         try:
             said = map(re.compile(r"listening on (http\S+)").search, server.stdout)
             address = next(filter(None, said), None)
-            return server.wait(30) or 1 if address is None else ask(address[1], server)
+            return server.wait(60) or 1 if address is None else ask(address[1], server)
         finally:
             if server.poll() is None:
                 os.killpg(server.pid, signal.SIGKILL)
@@ -26,10 +26,10 @@ def ask(address, server):
     """The server's exit code, when it has answered."""
     request = urllib.request.Request(f"{address}/v1/chat/completions", json.dumps(QUESTION).encode(),
                                      {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=30) as answer:
+    with urllib.request.urlopen(request, timeout=60) as answer:
         assert json.load(answer)["usage"]["completion_tokens"]
     os.killpg(server.pid, signal.SIGINT)
-    code = server.wait(30)
+    code = server.wait(60)
     return 0 if server.args[0] == "make" and code == -signal.SIGINT else code   # make itself dies of it
 
 

@@ -21,7 +21,7 @@ def find_chromium():
 def chromium():
     """A running browser; nothing of it stays behind."""
     from playwright.sync_api import expect, sync_playwright
-    expect.set_options(timeout=30_000)      # ms; a busy machine is no fault of the page
+    expect.set_options(timeout=60_000)      # ms; a busy machine is no fault of the page
     found = find_chromium()
     if found is None:
         assert not os.environ.get("CI"), "no Chromium; sh .ci/get-chromium should have installed it"

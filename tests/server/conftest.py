@@ -57,7 +57,7 @@ def connect():
 
     def send(server, **fields):
         host, port = server.url.removeprefix("http://").split(":")
-        sockets.append(socket.create_connection((host, int(port)), timeout=10))
+        sockets.append(socket.create_connection((host, int(port)), timeout=60))
         sockets[-1].sendall(request_bytes(**fields))
         return sockets[-1]
 

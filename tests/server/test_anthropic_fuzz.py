@@ -42,7 +42,7 @@ def places(value, path=()):
 
 @pytest.fixture(scope="module")
 def clients(server):
-    with httpx2.Client(base_url=server.url, timeout=20, trust_env=False) as client:
+    with httpx2.Client(base_url=server.url, timeout=60, trust_env=False) as client:
         yield client
 
 

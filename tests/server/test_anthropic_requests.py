@@ -280,7 +280,7 @@ def test_counting_does_not_wait_for_the_engine(serve):
     server, gate = serve(), Gate()
     server.stub.before_prefill = gate
     with server.client.stream("POST", "/v1/messages", json={"messages": [USER], "stream": True}) as answer:
-        assert gate.reached.wait(10)
+        assert gate.reached.wait(60)
         assert server.post("/v1/messages/count_tokens", json={"messages": [USER]}).json() == {"input_tokens": 6}
         gate.opened.set()
         answer.read()

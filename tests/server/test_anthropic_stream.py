@@ -196,7 +196,7 @@ def test_a_queued_stream_has_its_head_at_once_and_comments_while_it_waits(serve)
     server, gate = serve(settings={"sse_keepalive_seconds": 0.02}), Gate()
     server.stub.before_decode = gate
     with server.client.stream("POST", "/v1/messages", json=body(stream=True, **OFF)) as first:
-        assert gate.reached.wait(10)
+        assert gate.reached.wait(60)
         with server.client.stream("POST", "/v1/messages", json=body(stream=True, **OFF)) as second:
             lines = second.iter_lines()
             assert {next(lines) for _ in range(8)} == {": queued, place 1", ": waiting", ""}

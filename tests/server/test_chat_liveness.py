@@ -36,7 +36,7 @@ def test_a_keepalive_of_zero_seconds_is_none(serve, connect):
     server, gate = serve(settings={"sse_keepalive_seconds": 0}), Gate()
     server.stub.before_decode = gate
     client = connect(server, stream=True)
-    assert gate.reached.wait(10)
+    assert gate.reached.wait(60)
     gate.opened.set()
     assert b": keepalive" not in read_until(client, b"[DONE]")
 
@@ -47,7 +47,7 @@ def test_a_client_that_leaves_frees_the_slot_and_leaves_its_prefix(serve, connec
     server, gate = serve("x" * 3000, settings={"prefill_chunk": 8}), Gate()
     setattr(server.stub, phase, gate)
     client = connect(server, stream=stream)
-    assert gate.reached.wait(10)
+    assert gate.reached.wait(60)
     answer, = server.service.scheduler.requests
     client.close()
     until(lambda: answer.given_up)
@@ -62,7 +62,7 @@ def test_a_client_that_leaves_the_queue_is_never_computed(serve, connect):
     server, gate = serve(), Gate()
     server.stub.before_prefill = gate
     first, second = connect(server, stream=True), None
-    assert gate.reached.wait(10)
+    assert gate.reached.wait(60)
     second = connect(server, stream=True)
     read_until(second, b'"role"')
     second.close()
@@ -115,7 +115,7 @@ def test_at_shutdown_the_active_answer_ends_and_the_queued_is_refused(serve, con
     server, gate = serve(), Gate()
     server.stub.before_decode = gate
     active = connect(server, stream=True)
-    assert gate.reached.wait(10)
+    assert gate.reached.wait(60)
     queued = connect(server, stream=True)
     read_until(queued, b'"role"')
     closing = threading.Thread(target=server.service.scheduler.close, args=(10,))

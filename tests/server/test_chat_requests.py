@@ -146,7 +146,7 @@ def test_errors_known_beforehand_are_no_stream(server):
 
 def test_a_request_cut_off_in_its_body_leaves_the_server_well(server):
     host, port = server.url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=10) as connection:
+    with socket.create_connection((host, int(port)), timeout=60) as connection:
         connection.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\n\r\n{")
     assert server.chat()["choices"]
 

@@ -34,7 +34,7 @@ def connect():
     def send(server, path, body):
         content = json.dumps(body).encode()
         host, port = server.url.removeprefix("http://").split(":")
-        sockets.append(socket.create_connection((host, int(port)), timeout=10))
+        sockets.append(socket.create_connection((host, int(port)), timeout=60))
         sockets[-1].sendall(b"POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n"
                             % (path.encode(), len(content)) + content)
         return sockets[-1]
@@ -54,7 +54,7 @@ def test_leaving_frees_the_slot_and_keeps_what_was_computed(serve, connect, requ
     server, gate = serve("x" * 3000, settings={"prefill_chunk": 8}), Gate()
     setattr(server.stub, phase, gate)
     client = connect(server, *request_)
-    assert gate.reached.wait(10)
+    assert gate.reached.wait(60)
     answer, = server.service.scheduler.requests
     client.close()
     until(lambda: answer.given_up)
@@ -71,7 +71,7 @@ def test_leaving_the_queue_costs_nothing(serve, connect, request_):
     server, gate = serve(), Gate()
     server.stub.before_prefill = gate
     connect(server, "/v1/chat/completions", {"messages": QUESTION, "stream": True})
-    assert gate.reached.wait(10)
+    assert gate.reached.wait(60)
     waiting = connect(server, *request_)
     until(lambda: server.service.health.queued == 1)
     waiting.close()

@@ -100,11 +100,11 @@ def test_whole_answers_end_with_a_status_when_they_are_cancelled_by_id(serve, pa
         "messages": QUESTION}
     asking = threading.Thread(target=lambda: answers.append(server.post(path, json=body | PATHS[path])))
     asking.start()
-    assert server.stub.before_prefill.reached.wait(10)
+    assert server.stub.before_prefill.reached.wait(60)
     id = requests(server)[0]["id"]
     server.post(f"/admin/requests/{id}/cancel")
     server.stub.before_prefill.opened.set()
-    asking.join(10)
+    asking.join(60)
     assert answers[0].status_code == 409 and answers[0].headers["x-request-id"] == id
     assert "cancelled by id" in answers[0].text
 

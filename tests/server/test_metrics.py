@@ -67,7 +67,7 @@ def test_what_waits_and_what_is_computed_is_shown(serve):
     server.stub.before_prefill = gate
     asking = [threading.Thread(target=server.chat) for _ in range(2)]
     asking[0].start()
-    assert gate.reached.wait(10)
+    assert gate.reached.wait(60)
     asking[1].start()
     while not stats(server)["queued"]:
         pass
@@ -75,7 +75,7 @@ def test_what_waits_and_what_is_computed_is_shown(serve):
     assert (counted["ds4mlx_active_requests"], counted["ds4mlx_queue_depth"]) == (1, 1)
     gate.opened.set()
     for thread in asking:
-        thread.join(10)
+        thread.join(60)
     while stats(server)["active"]:  # the answer is out before its end is kept
         pass
     assert stats(server)["queued"] == 0

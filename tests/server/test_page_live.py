@@ -86,7 +86,7 @@ def test_speed_is_shown_while_it_lasts(watch):
     expect(page.locator("#now .request")).to_contain_text("/s")
     expect(page.locator("#slots .slot").first).to_contain_text("writes")
     page.locator("#now .request").get_by_role("button").click()
-    asking.join(20)
+    asking.join(60)
     until(lambda: idle(server))
     expect(written).to_have_text("0.0")
 

@@ -73,7 +73,7 @@ def test_a_server_that_was_started_again_is_found_and_the_answer_goes_on(tabs, l
     expect(page.locator("#status")).to_have_text("no answer, trying again")
     had = last(page).locator(".flow").text_content()
     line.mend(start_talker())
-    expect(page.locator("#status")).to_have_text("ready", timeout=20_000)
+    expect(page.locator("#status")).to_have_text("ready", timeout=60_000)
     expect(last(page).locator(".note")).to_contain_text("It was started again.")
     last(page).get_by_role("button", name="Continue").click()
     expect(last(page).locator(".flow")).to_have_text(f"{had}|on it goes")
@@ -86,7 +86,7 @@ def test_live_figures_go_on_by_themselves(tabs, line, talker):
     expect(page.locator("#status")).to_have_text("no answer, trying again")
     line.mend(talker)
     talker.chat("Something long", max_tokens=5)
-    expect(page.locator("#late .request").first).to_contain_text("5 written", timeout=20_000)
+    expect(page.locator("#late .request").first).to_contain_text("5 written", timeout=60_000)
     expect(page.locator("#status")).to_have_text("ready")
 
 

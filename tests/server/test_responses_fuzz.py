@@ -66,7 +66,7 @@ def changed(changes):
 
 @pytest.fixture(scope="module")
 def client(server):
-    with httpx2.Client(base_url=server.url, timeout=20, trust_env=False) as client:
+    with httpx2.Client(base_url=server.url, timeout=60, trust_env=False) as client:
         yield client
 
 

@@ -122,10 +122,10 @@ def test_what_admitted_and_queued_requests_may_go_on_from_is_protected_until_the
     while len(store._protected) < 2:
         pass
     protected = b" ".join(store._protected.values())
-    assert gate.reached.wait(10) and b"One" in protected and b"Two" in protected
+    assert gate.reached.wait(60) and b"One" in protected and b"Two" in protected
     gate.opened.set()
     for thread in asking:
-        thread.join(10)
+        thread.join(60)
     while server.service.health.active:
         pass
     assert store._protected == {}

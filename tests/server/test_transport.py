@@ -94,7 +94,7 @@ def test_a_refused_request_leaves_its_connection_usable(server):
 def test_a_body_that_stops_coming_is_answered_and_ends_its_connection(server, monkeypatch):
     monkeypatch.setattr("ds4mlx.server.app.SILENCE_S", 0.05)
     host, port = server.url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=10) as client:
+    with socket.create_connection((host, int(port)), timeout=60) as client:
         client.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\n{")
         answer = b"".join(iter(lambda: client.recv(4096), b""))
     assert answer.startswith(b"HTTP/1.1 408") and b"connection: close" in answer and b"nothing of the body" in answer
@@ -243,7 +243,7 @@ def test_ipv6_addresses_are_written_in_brackets():
 def test_a_connection_that_its_client_closed_is_closed_here(serve):
     server = serve()
     host, port = server.url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=10) as connection:
+    with socket.create_connection((host, int(port)), timeout=60) as connection:
         connection.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nAccept: application/json\r\n\r\n")
         read_until(connection, b'"ds4mlx"')
         connection.shutdown(socket.SHUT_WR)
@@ -258,7 +258,7 @@ def test_connections_made_while_it_stops_are_closed_too(_again, start_server, st
     def connect_on():
         with contextlib.suppress(OSError):      # no longer served
             while not stopped.is_set():
-                connections.append(socket.create_connection((host, int(port)), timeout=10))
+                connections.append(socket.create_connection((host, int(port)), timeout=60))
 
     threads = [threading.Thread(target=connect_on) for _ in range(6)]
     for thread in threads:

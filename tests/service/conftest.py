@@ -38,7 +38,7 @@ def ask(v4_tokenizer):
         recorder = Recorder(prompt, v4_tokenizer.key_bytes_of_ids(prompt), **request)
         scheduler.submit(recorder)
         if wait:
-            assert recorder.finished.wait(10)
+            assert recorder.finished.wait(60)
         return recorder
 
     return submit

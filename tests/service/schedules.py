@@ -91,6 +91,6 @@ def play(scheduler, draw, key_of, known=()):
         if leaves == 0:
             threading.Thread(target=scheduler.cancel, args=(caller, "cancelled")).start()
         if draw.random() < 0.3:
-            draw.choice(callers).finished.wait(10)
-    assert all(caller.finished.wait(20) for caller in callers)
+            draw.choice(callers).finished.wait(60)
+    assert all(caller.finished.wait(60) for caller in callers)
     return callers

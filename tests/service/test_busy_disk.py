@@ -40,7 +40,7 @@ def hold_reading(running):
 def test_others_decode_while_a_state_is_read(running):
     gate = hold_reading(running)
     second = running.begin(talk(user(LONG), running.first.message, user("And then?")))
-    assert gate.reached.wait(10)
+    assert gate.reached.wait(60)
     answer, = running.service._answers()
     stream = running.end(running.begin(talk(user("Hi"))), settle=False)
     assert stream.end.reason == "stop" and answer is second and not second.began
@@ -56,7 +56,7 @@ def test_who_comes_back_from_disk_waits_for_no_prompt_that_begins_alike(host, tm
     running.engine.before_prefill, computed, load = Gate(), [], running.store.start_loading
     running.store.start_loading = lambda *file: computed.append(sum(running.slices)) or load(*file)
     other = running.begin(talk(system(LONG), user("Another task. " * 200)))
-    assert running.engine.before_prefill.reached.wait(10)
+    assert running.engine.before_prefill.reached.wait(60)
     second = running.begin(talk(system(LONG), user("A task. " * 200), first.message, user("Go on.")))
     running.engine.before_prefill.opened.set()
     running.end(other, settle=False)
@@ -67,7 +67,7 @@ def test_who_leaves_while_its_state_is_read_leaves_the_slot_as_it_was(running):
     held = running.ask(talk(user("Another one. " * 60)))
     gate = hold_reading(running)
     second = running.begin(talk(user(LONG), running.first.message, user("And then?")))
-    assert gate.reached.wait(10)
+    assert gate.reached.wait(60)
     running.service.scheduler.cancel(second, "cancelled")
     assert running.end(second, settle=False).end.reason == "cancelled"
     gate.opened.set()
@@ -83,7 +83,7 @@ def test_who_leaves_once_its_state_is_there_leaves_no_key_of_the_state_before(ho
     assert said[0].state == said[1].state
     alike, running.store.alike = running.store.alike, lambda key: gate() or {}
     leaving = running.begin(talk(*one.messages, said[0].message, user("C" * 700)))
-    assert gate.reached.wait(10)
+    assert gate.reached.wait(60)
     running.service.scheduler.cancel(leaving, "cancelled")
     running.end(leaving)
     gate.opened.set()
@@ -101,7 +101,7 @@ def test_others_decode_while_a_state_that_gives_way_waits_for_the_writer(host, t
         running.ask(talk(user(text)))
     running.store._directory.before = lambda step: gate()
     replies = [running.ask(talk(user(text)), settle=False) for text in reversed(texts)]
-    assert gate.reached.wait(10)
+    assert gate.reached.wait(60)
     stream = running.end(running.begin(talk(user("Hi"))), settle=False)
     assert stream.end.reason == "stop" and all(reply.end.reason == "stop" for reply in replies)
     gate.opened.set()
@@ -116,7 +116,7 @@ def test_a_state_that_gives_way_waits_for_a_writer_that_is_busy(host, tmp_path):
     for text in texts[2:4]:
         running.ask(talk(user(text)), settle=False)     # one save is under way, the next one waits
     last = running.begin(talk(user(texts[4])))
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while not any(slot.saving for slot in running.service.scheduler.slots) and time.monotonic() < deadline:
         pass
     gate.opened.set()

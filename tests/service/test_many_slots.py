@@ -82,7 +82,7 @@ def test_a_prompt_shares_with_a_slot_that_is_decoding(host):
     running, gate = host(["Plan.</think>Yes."], batched_session=2), Gate()
     running.engine.before_decode = gate
     first = running.begin(talk(system(SYSTEM), user("The main task.")))
-    assert gate.reached.wait(10)
+    assert gate.reached.wait(60)
     second = running.begin(talk(system(SYSTEM), user("A subtask.")))
     gate.opened.set()
     replies = [running.end(first), running.end(second)]
@@ -96,7 +96,7 @@ def test_what_a_client_may_send_back_of_a_shared_state_still_leads_to_it_when_th
     history = system(SYSTEM), user("The task."), without_reasoning(first.message)   # no prefix of the state's tokens
     running.engine.before_decode = gate
     going_on = running.begin(talk(*history, user("Go on.")))
-    assert gate.reached.wait(10)
+    assert gate.reached.wait(60)
     forked = running.begin(talk(*history, user("Another way.")))
     gate.opened.set()
     replies = [running.end(going_on, settle=False), running.end(forked)]

@@ -117,7 +117,7 @@ def test_nothing_but_saves_waits_for_a_save_whose_disk_hangs(tmp_path, step):
     save(store, old := history(900))
     hung.armed = True
     store.save(job_for(store, new := history(3000, seed=1)))
-    assert hung.reached.wait(10)
+    assert hung.reached.wait(60)
     number, request = store.protect(key_of(old)), history(950, seed=2, after=old)
     assert same_state(load(store, request), old) and store.why_not_save("evict", request)
     assert store.tool_block("call_1") is None and len(store.missing_spans(new)) < 2 and store.stats().saved == 1
@@ -135,7 +135,7 @@ class HungAt:
     def __call__(self, step):
         if self.armed and step == self.step:
             self.reached.set()
-            assert self.passes.wait(10), "nobody goes on while the disk hangs"
+            assert self.passes.wait(60), "nobody goes on while the disk hangs"
 
 
 # ---- which may be used
