@@ -46,7 +46,7 @@ def first_channels(x, cos, sin, inverse=False):
 
 def by_stride(x, w, groups=1):
     if groups > 1:
-        heads = x.reshape(*x.shape[:-2], groups, -1, x.shape[-1] // 2)
+        heads = x.reshape(*x.shape[:-1], groups, 2, -1)
         x = heads.swapaxes(-2, -3).reshape(x.shape)
     return REAL["dense_matmul"](x, w, groups)
 

@@ -27,7 +27,7 @@ def tables(tokens):
 
 def dense(tokens):
     ops.dense_matmuls(zeros(tokens, 4096), [blocks("Q8_0", 512, 4096), blocks("F16", 256, 4096)])
-    ops.dense_matmul(zeros(tokens, 8, 512), blocks("Q8_0", 256, 512), groups=8)
+    ops.dense_matmul(zeros(tokens, 8 * 512), blocks("Q8_0", 256, 512), groups=8)
 
 
 def experts(kind, tokens):

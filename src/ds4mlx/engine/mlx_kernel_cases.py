@@ -80,8 +80,7 @@ def _products(what: str, matrices: Sequence[Matrix], tokens: int, exact: bool) -
 
 def _product(what: str, matrix: Matrix, tokens: int, exact: bool, groups: int = 1) -> Case:
     def build(rng: Random) -> Call:
-        x, w = normal(rng, tokens, groups, matrix[2]), blocks(rng, *matrix)
-        x = x if groups > 1 else x[:, 0]
+        x, w = normal(rng, tokens, groups * matrix[2]), blocks(rng, *matrix)
         return lambda: [ops.dense_matmul(x, w, groups)]
     return Case("dense_matmul", f"{what}, {in_words(tokens)}", build, (product_check(tokens, exact),), exact)
 

@@ -26,15 +26,15 @@ KERNEL_KINDS = {"F32", "F16", "BF16", "Q8_0", "Q2_K", "Q4_K", "IQ2_XXS", "MXFP4"
 def dense_matmul(x: mx.array, w: Blocks, groups: int = 1) -> mx.array:
     """y[..., n] = sum_k x[..., k] W[n, k], in float32.
 
-    x [..., K] float; w of [N, row bytes]. With `groups` G > 1, x is [..., G, K] and W's rows are G consecutive
-    blocks of N / G, block g applied to x[..., g, :]. Returns [..., N] f32, or [..., G, N / G].
+    x [..., K] float; w of [N, row bytes]. With `groups` G > 1, x is [..., G K] and W's rows are G consecutive blocks
+    of N / G, block g applied to columns g K … g K + K - 1 of x. Returns [..., N] f32.
     Raises ValueError when the shapes do not go together.
     """
     n, k = w.shape[0], x.shape[-1]
-    if groups > 1 and (n % groups or x.shape[-2] != groups):
+    if n % groups or k % groups:
         raise ValueError(f"dense_matmul: {n} rows in {groups} groups over x {x.shape}")
-    y = pick(reference, metal=metal, cuda=cuda, native=cpu)(x.reshape(-1, groups, k), w)
-    return y.reshape(*x.shape[:-1], n // groups)
+    y = pick(reference, metal=metal, cuda=cuda, native=cpu)(x.reshape(-1, k), w, groups)
+    return y.reshape(*x.shape[:-1], n)
 
 
 def dense_matmuls(x: mx.array, ws: Sequence[Blocks]) -> list[mx.array]:
@@ -45,10 +45,11 @@ def dense_matmuls(x: mx.array, ws: Sequence[Blocks]) -> list[mx.array]:
     return pick(reference_each, metal=metal_each, cuda=cuda_each)(x, ws)
 
 
-def reference(x: mx.array, w: Blocks) -> mx.array:
-    """x [T, G, K], w of [N, row bytes]. Returns [T, N]."""
-    size = w.shape[0] // x.shape[1]
-    parts = [_product(x[:, g], Blocks(w.raw[g * size:(g + 1) * size], w.kind, w.arranged)) for g in range(x.shape[1])]
+def reference(x: mx.array, w: Blocks, groups: int = 1) -> mx.array:
+    """x [T, G K], w of [N, row bytes]. Returns [T, N]."""
+    size, width = w.shape[0] // groups, x.shape[1] // groups
+    parts = [_product(x[:, g * width:(g + 1) * width], Blocks(w.raw[g * size:(g + 1) * size], w.kind, w.arranged))
+             for g in range(groups)]
     return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=-1)
 
 
@@ -56,37 +57,37 @@ def reference_each(x: mx.array, ws: Sequence[Blocks]) -> list[mx.array]:
     return [dense_matmul(x, w) for w in ws]
 
 
-def cpu(x: mx.array, w: Blocks) -> mx.array:
-    return mx.array(native.matmul(native.array(x), w.host(), w.kind, x.shape[1]))
+def cpu(x: mx.array, w: Blocks, groups: int) -> mx.array:
+    T, width = x.shape[0], x.shape[1] // groups
+    return mx.array(native.matmul(native.array(x).reshape(T, groups, width), w.host(), w.kind, groups))
 
 
-def metal(x: mx.array, w: Blocks) -> mx.array:
-    return _launch(x, [w])[0] if _fits(x, [w]) else reference(x, w)
+def metal(x: mx.array, w: Blocks, groups: int) -> mx.array:
+    return _launch(x, [w], groups)[0] if _fits(x, [w], groups) else reference(x, w, groups)
 
 
 def metal_each(x: mx.array, ws: Sequence[Blocks]) -> list[mx.array]:
-    return _launch(x[:, None], ws) if _fits(x, ws) else reference_each(x, ws)
+    return _launch(x, ws) if _fits(x, ws) else reference_each(x, ws)
 
 
-def cuda(x: mx.array, w: Blocks) -> mx.array:
-    return _cuda_products(x, [w])[0]
+def cuda(x: mx.array, w: Blocks, groups: int) -> mx.array:
+    return _cuda_products(x, [w], groups)[0]
 
 
 def cuda_each(x: mx.array, ws: Sequence[Blocks]) -> list[mx.array]:
-    return _cuda_products(x[:, None], ws)
+    return _cuda_products(x, ws)
 
 
-def _cuda_products(x: mx.array, ws: Sequence[Blocks]) -> list[mx.array]:
+def _cuda_products(x: mx.array, ws: Sequence[Blocks], groups: int = 1) -> list[mx.array]:
     """[T, N_i] for each matrix: those that there is a kernel for in launches of MATRICES, the rest by the reference."""
-    T, G, K = x.shape
-    few = 0 < T <= CUDA_TOKENS and K % BLOCK == 0
-    fast = [few and (w.kind == "F16" or w.arranged) and w.shape[0] // G % CUDA_ROWS == 0 for w in ws]
-    whole, done = x.astype(mx.float32).reshape(T, G * K), []
+    few = 0 < x.shape[0] <= CUDA_TOKENS and x.shape[1] // groups % BLOCK == 0
+    fast = [few and (w.kind == "F16" or w.arranged) and w.shape[0] // groups % CUDA_ROWS == 0 for w in ws]
+    floats, done = x.astype(mx.float32), []
     ready = [w for w, is_fast in zip(ws, fast, strict=True) if is_fast]
     for start in range(0, len(ready), MATRICES):
-        done += _cuda_launch(whole, ready[start:start + MATRICES], G)
+        done += _cuda_launch(floats, ready[start:start + MATRICES], groups)
     fast_ones = iter(done)
-    return [next(fast_ones) if is_fast else reference(x, w) for w, is_fast in zip(ws, fast, strict=True)]
+    return [next(fast_ones) if is_fast else reference(x, w, groups) for w, is_fast in zip(ws, fast, strict=True)]
 
 
 def _cuda_launch(x: mx.array, ws: Sequence[Blocks], groups: int) -> list[mx.array]:
@@ -118,15 +119,15 @@ def _job(matrices: tuple[tuple[int, int], ...], groups: int) -> str:
     return "\n".join([*lines, "::decode(x, job);"])
 
 
-def _fits(x: mx.array, ws: Sequence[Blocks]) -> bool:
+def _fits(x: mx.array, ws: Sequence[Blocks], groups: int = 1) -> bool:
     """Whether there are kernels: for rows of whole runs of 32 weights, of types that blocks.h has."""
-    return (x.size > 0 and x.shape[-1] % 32 == 0 and 0 < len(ws) <= MATRICES
+    return (x.size > 0 and x.shape[1] // groups % 32 == 0 and 0 < len(ws) <= MATRICES
             and all(w.kind in KERNEL_KINDS for w in ws))
 
 
-def _launch(x: mx.array, ws: Sequence[Blocks]) -> list[mx.array]:
-    """[T, N_i] for each matrix."""
-    T, G, K = x.shape
+def _launch(x: mx.array, ws: Sequence[Blocks], G: int = 1) -> list[mx.array]:
+    """x [T, G K]; [T, N_i] for each matrix."""
+    T, K = x.shape[0], x.shape[1] // G
     numbers, rows = range(len(ws)), [w.shape[0] // G for w in ws]
     entry, groups, form = _decode_form(T, G, K, rows) if T <= DECODE_TOKENS else _prefill_form(T, G, rows)
     template = [*form, ("K", K), ("GROUPS", G), ("CODEBOOK", any(w.kind == "IQ2_XXS" for w in ws))]

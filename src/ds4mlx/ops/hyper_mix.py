@@ -92,7 +92,7 @@ def _has_kernels(streams: mx.array) -> bool:
 
 def _float_product(x: mx.array, w: Blocks) -> mx.array:
     """x W^T wherever it runs: streams are not normalised, so halves, as Metal's prefill has them, would not do."""
-    return dense_reference(x[:, None], w)
+    return dense_reference(x, w)
 
 
 def mix_cpu(streams, fn, update):

@@ -35,8 +35,7 @@ class Attention(nn.Module):
         q, *index_q = ops.dense_matmuls(qr, [self.wq_b.weight, *([self.indexer.wq_b.weight] if choose else [])])
         chosen = self.indexer.select(*index_q, weight, tokens, state.index) if choose else None
         o = self.attend(q, window, chosen, tokens, state)
-        low = self.wo_a(o.reshape(tokens.size, c.o_groups, -1), groups=c.o_groups)
-        return self.wo_b(low.reshape(tokens.size, -1))
+        return self.wo_b(self.wo_a(o, groups=c.o_groups))
 
     def _project(self, x: mx.array, tokens: Chunk | Batch, state: LayerState | StackedLayer,
                  choose: bool) -> tuple[mx.array, mx.array, mx.array | None]:
