@@ -18,7 +18,7 @@ for name in ("COLUMNS", "LINES"):   # of the terminal that pytest's workers repo
     os.environ.pop(name, None)
 for name in [name for name in os.environ if name.startswith("DS4MLX_") and name != "DS4MLX_TEST_CHROMIUM"]:
     del os.environ[name]    # the user's settings are of the user's models
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:   # as behind & in a script, and commands that are begun inherit it
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:   # as behind & in a script; commands that are begun inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 V4_TOKENIZER_SHA256 = "8f9f37ca37fdc4f5fd36d5cf4d3b0e8392edb4e894fd10cc0d70b4957c8633cf"

@@ -57,6 +57,20 @@ def test_the_next_question_comes_behind_the_first_answer(serve):
     assert session.text.count("Yes.") == 2
 
 
+def test_a_whole_answer_is_among_the_messages_at_once(serve):
+    session = serve("The river.").session()
+    answer = session.chat("What?", thinking=False)
+    assert repr(answer) == "<Answer '', more to come: iterate over it, or wait()>"
+    assert repr(answer.wait()) == "<Answer 'The river.', stop>"
+    assert [message["content"] for message in session.messages] == ["What?", "The river."]
+    assert repr(session).startswith("<RemoteSession of 2 messages, on http://127.0.0.1:")
+
+
+def test_what_is_no_json_is_not_sent(serve):
+    with pytest.raises(BadRequest, match="builtin_function_or_method is not JSON"):
+        serve("The river.").session().chat("What?", tools=[len]).wait()
+
+
 def test_a_broken_off_answer_ends_on_the_server_too(serve):
     session = serve("a" * 3000).session()
     answer = session.chat("Go on", thinking=False)

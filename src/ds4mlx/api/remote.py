@@ -11,8 +11,9 @@ from urllib.request import ProxyHandler, Request, build_opener
 from ds4mlx.api import saved
 from ds4mlx.api.answer import Answer
 from ds4mlx.api.chunks import Chunk, events
-from ds4mlx.api.rendering import (Messages, Rendered, Style, ToolChoice, answer_message, listed, request,
+from ds4mlx.api.rendering import (Messages, Rendered, Style, ToolChoice, answer_message, counted, listed, request,
                                    require_limits, strings)
+from ds4mlx.chat.events import Event
 from ds4mlx.chat.messages import Effort, Json
 from ds4mlx.engine.protocol import Sampling
 from ds4mlx.errors import BadRequest, Ds4Error
@@ -74,7 +75,10 @@ class Server:
 
     def open(self, path: str, body: Body | None = None) -> HTTPResponse:
         """Raises BadRequest for what the server refuses, Ds4Error where it does not answer."""
-        data = None if body is None else json.dumps(body).encode()
+        try:
+            data = None if body is None else json.dumps(body).encode()
+        except TypeError as fault:
+            raise BadRequest(f"{fault}; tools, messages and formats are JSON") from fault
         try:
             answer: HTTPResponse = self._opener.open(Request(self.url + path, data, self._headers), timeout=TIMEOUT_S)
             return answer
@@ -208,22 +212,32 @@ class RemoteSession:
         self.close()
 
     def __repr__(self) -> str:
-        return f"<RemoteSession of {len(self.messages)} messages, on {self._server.url}>"
+        return f"<RemoteSession of {counted(len(self.messages), 'message')}, on {self._server.url}>"
 
     def _rendered(self, told: int) -> Rendered:
         """The first messages; a last answer is open to be gone on with."""
         return self._server.tokenize(request(self.messages[:told], self.style))
 
     def _begin(self, path: str, body: Body) -> Answer:
-        self._answer = answer = Answer(events(self._server.chunks(path, body)))
+        self._answer = answer = Answer(iter(()))
+        answer._events = self._answered(answer, events(self._server.chunks(path, body)))
         return answer
+
+    def _answered(self, answer: Answer, events: Iterator[Event]) -> Iterator[Event]:
+        yield from events
+        self._keep(answer)
 
     def _settle(self) -> None:
         """Keep what was said of the answer that is being read, and let the server stop."""
-        answer, self._answer = self._answer, None
-        if answer is None:
+        if self._answer is not None:
+            self._answer.stop()
+            self._keep(self._answer)
+
+    def _keep(self, answer: Answer) -> None:
+        """What was said of it, unless something else has been asked since."""
+        if answer is not self._answer:
             return
-        answer.stop()
+        self._answer = None
         if self._chatting:
             self.messages.append(answer_message(answer.text, answer.reasoning, answer.calls, answer.call_ids))
         else:

@@ -65,6 +65,11 @@ def require_limits(max_tokens: int | None, sampling: Sampling | None) -> None:
         raise BadRequest(f"sampling is {sampling!r}, need such as ds4mlx.Sampling(temperature=0.5)", param="sampling")
 
 
+def counted(number: int, what: str) -> str:
+    """1 token, 2 tokens."""
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
 def strings(stop: str | Sequence[str]) -> tuple[str, ...]:
     """Where an answer stops; one text is one string, not its letters."""
     return (stop,) if isinstance(stop, str) else tuple(stop)

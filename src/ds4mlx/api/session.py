@@ -10,8 +10,8 @@ import numpy as np
 
 from ds4mlx.api import saved
 from ds4mlx.api.answer import Answer
-from ds4mlx.api.rendering import (Messages, Style, ToolChoice, answer_message, listed, request, require_limits,
-                                   strings)
+from ds4mlx.api.rendering import (Messages, Style, ToolChoice, answer_message, counted, listed, request,
+                                   require_limits, strings)
 from ds4mlx.chat.events import Event, Usage
 from ds4mlx.chat.messages import Conversation, Effort, Json
 from ds4mlx.engine.protocol import Row, Sampling, Step
@@ -194,7 +194,8 @@ class Session:
     def __repr__(self) -> str:
         if self._closed:
             return "<Session, closed>"
-        return f"<Session of {len(self.tokens)} tokens of {self.context}, {len(self.messages)} messages>"
+        told = counted(len(self.messages), "message")
+        return f"<Session of {counted(len(self.tokens), 'token')} of {self.context}, {told}>"
 
     def _identity(self) -> Identity:
         return saved.identity_of(self._model.info, self._model.tokenizer, self.steering)
