@@ -120,7 +120,7 @@ def test_what_a_notebook_shows_of_a_name_fits_a_line_or_two(model, session):
     assert repr(answer.wait()).endswith(f", {answer.finish.reason}>")
     assert repr(session) == f"<Session of {len(session.tokens)} tokens of 1024, 2 messages>"
     taps = session.taps(-2)
-    shown = [model, session, answer, taps, taps.layers[0], ds.Steering(np.zeros((2, 3), np.float32))]
+    shown = [model, model.tokenizer, session, answer, taps, taps.layers[0], ds.Steering(np.zeros((2, 3), np.float32))]
     assert all(40 < len(repr(each)) < 300 and " object at 0x" not in repr(each) for each in shown)
 
 

@@ -185,6 +185,9 @@ class Tokenizer:
     def _key_piece(self, token: int) -> str | bytes:
         return self._literals.get(token) or self.token_bytes(token)
 
+    def __repr__(self) -> str:
+        return f"<Tokenizer of {self.vocab_size} tokens, {len(self.control)} of them control tokens>"
+
     def fingerprint(self) -> str:
         """SHA-256, hex, of the vocabulary and of what it does to the probes. Equal for equal behaviour."""
         behaviour = [self.encode_literal(probe) for probe in PROBES]
