@@ -30,7 +30,9 @@ def test_the_snippets_run_one_after_the_other(page, place, capsys):
 
 def test_the_official_client_gets_a_call_and_tells_its_result(capsys, tiny_server):
     (snippet,) = (found for found in blocks("README.md", "python") if found.startswith(CLIENT))
-    exec(compile(snippet.replace("127.0.0.1:8000", f"127.0.0.1:{tiny_server}"), "README.md", "exec"), {})
+    known = {}
+    exec(compile(snippet.replace("127.0.0.1:8000", f"127.0.0.1:{tiny_server}"), "README.md", "exec"), known)
+    known["client"].close()     # a reader's ends with the process
     assert capsys.readouterr().out == "The temperature is 21 and the sky is sunny.\n"
 
 
