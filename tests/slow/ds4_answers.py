@@ -6,12 +6,14 @@ its CUDA engine in decode only. The two share 7 of 20 first tokens on `hello`, a
 """
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
 from ds4mlx.chat.dialects.deepseek_v4 import render
 from ds4mlx.chat.messages import Conversation, Message, TextPart
+from ds4mlx.engine.protocol import Engine
 from ds4mlx.gguf.reader import GGUF
 from ds4mlx.text.tokenizer import Tokenizer
 
@@ -25,6 +27,15 @@ def prompt(path: Path, text: str) -> list[int]:
     with GGUF.open(path) as file:
         tokenizer = Tokenizer.from_gguf(file.metadata)
     return tokenizer.encode(render(Conversation(messages, thinking=False), effort_profile="preview").segments)
+
+
+def answering(engine: Engine, path: Path) -> Callable[[str], np.ndarray]:
+    """logits(name), f32 [vocab]: of the first token of the answer to that text, by an engine that opened `path`."""
+    def logits(name: str) -> np.ndarray:
+        session = engine.open(2048)
+        engine.prefill(session, prompt(path, TEXTS[name]))
+        return session.logits()
+    return logits
 
 
 def compare(logits: np.ndarray, name: str) -> tuple[int, float, int, int]:

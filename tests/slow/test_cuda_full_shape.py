@@ -3,7 +3,7 @@
     python -m pytest -m slow -s tests/slow/test_cuda_full_shape.py          a minute; 3.4 GiB of disk and on the card
 """
 import pytest
-from slow.ds4_answers import TEXTS, compare, prompt
+from slow.ds4_answers import answering, compare
 
 from ds4mlx.config import Settings
 
@@ -18,12 +18,7 @@ def logits(request, flash_path):
         pytest.skip("no card here")
     from ds4mlx.cuda_port.engine import open_cuda
     engine = open_cuda(Settings(ctx=2048, quality=request.param), flash_path)
-
-    def of(name):
-        session = engine.open(2048)
-        engine.prefill(session, prompt(flash_path, TEXTS[name]))
-        return session.logits()
-    yield of
+    yield answering(engine, flash_path)
     engine.close()
 
 

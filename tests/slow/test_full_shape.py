@@ -11,7 +11,7 @@ import time
 
 import mlx.core as mx
 import pytest
-from slow.ds4_answers import TEXTS, compare, prompt
+from slow.ds4_answers import answering, compare
 
 from ds4mlx import ops
 from ds4mlx.config import Settings
@@ -26,12 +26,7 @@ def logits(flash_path):
     began = time.perf_counter()
     engine = open_mlx(Settings(ctx=2048), flash_path)
     print(f"\nopened in {time.perf_counter() - began:.1f} s", file=sys.stderr)
-
-    def of(name):
-        session = engine.open(2048)
-        engine.prefill(session, prompt(flash_path, TEXTS[name]))
-        return session.logits()
-    yield of
+    yield answering(engine, flash_path)
     engine.close()
 
 
