@@ -9,11 +9,12 @@ from typing import Protocol
 
 import numpy as np
 
+from ds4mlx.config import BOUNDS
 
 SPAN_TOKENS = 2048  # of a state that are stored together, once, for all conversations that begin with the same tokens
 
 SAMPLING_BOUNDS = {
-    "temperature": (0, 100), "top_p": (0, 1), "top_k": (0, 1 << 24), "min_p": (0, 1), "seed": (0, (1 << 64) - 1),
+    "temperature": BOUNDS["temp"], **{name: BOUNDS[name] for name in ("top_p", "top_k", "min_p", "seed")},
     "presence_penalty": (-100, 100), "frequency_penalty": (-100, 100), "repetition_penalty": (0.01, 100),
     "top_logprobs": (0, 1 << 24)}
 
