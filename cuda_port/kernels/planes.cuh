@@ -169,30 +169,29 @@ DEVICE void mma_bytes_unsigned(int (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
 // together are neighbours, so that 16 bytes serve it for two blocks of 32.
 DEVICE int plane_offset(int octet) { return octet / 8 * 64 + octet % 4 * 16 + octet / 4 % 2 * 8; }
 
-DEVICE u32 four_bytes(int a, int b, int c, int d) {
-    return (u32)(a & 255) | (u32)(b & 255) << 8 | (u32)(c & 255) << 16 | (u32)d << 24;
-}
-
 // A lane's eight of 256 activations, as octets of both planes; the scale is that of the 256, the sum that of the codes.
 struct Octets { Duo high, low; float scale; int sum; };
 
+// The bytes that end the four words, or those before them.
+DEVICE u32 last_bytes(const u32* w) { return bytes_of(bytes_of(w[0], w[1], 0x40), bytes_of(w[2], w[3], 0x40), 0x5410); }
+DEVICE u32 next_bytes(const u32* w) { return bytes_of(bytes_of(w[0], w[1], 0x51), bytes_of(w[2], w[3], 0x51), 0x5410); }
+
 DEVICE Octets encode(const float (&v)[8]) {
+    const float ones = 12582912.f;  // 3 2^22: ones are its last bits
     float most = 0;
 #pragma unroll
     for (int i = 0; i < 8; ++i) most = fmaxf(most, fabsf(v[i]));
-    most = lane_max(most);
-    float inverse = most > 0 ? MOST_CODE / most : 0;
-    int h[8], l[8], sum = 0;
+    most = __int_as_float((int)lanes_max((u32)__float_as_int(most)));   // not negative: its bits are in its order
+    float inverse = most > 0 ? __fdividef(MOST_CODE, most) : 0;
+    u32 code[8], above[8], sum = 0;     // above: 128 more, so that its second byte is the high one
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-        int code = (short)__float_as_int(fmaf(v[i], inverse, 12582912.f));  // 3 2^22: ones are its last bits
-        h[i] = (code + 128) >> 8;
-        l[i] = code - (h[i] << 8);
-        sum += code;
+        code[i] = (u32)__float_as_int(fmaf(v[i], inverse, ones));
+        above[i] = (u32)__float_as_int(fmaf(v[i], inverse, ones + 128));
+        sum += code[i] - (u32)__float_as_int(ones);
     }
-    return Octets{Duo{{four_bytes(h[0], h[1], h[2], h[3]), four_bytes(h[4], h[5], h[6], h[7])}},
-                  Duo{{four_bytes(l[0], l[1], l[2], l[3]), four_bytes(l[4], l[5], l[6], l[7])}},
-                  most * (1 / MOST_CODE), sum};
+    return Octets{Duo{{next_bytes(above), next_bytes(above + 4)}}, Duo{{last_bytes(code), last_bytes(code + 4)}},
+                  most * (1 / MOST_CODE), (int)sum};
 }
 
 // keep(i, v) for blocks of 256 activations i < count, read at from(i), shared out among groups of lanes; v: a lane's
