@@ -15,6 +15,14 @@ BLOCK_OWN_BYTES = 1024      # of shared memory, that each block takes for itself
 TILE_ROWS = 16              # of a matrix
 SLICE_COLUMNS, SLICE_BYTES = 128, 32 * 80  # of a tile, for a group of lanes
 REGISTERS = 64              # of a lane, for the vectors of dense_batch.cuh
+STAGED_BYTES = 32 * 1024    # of vectors that it encodes at a time, or of two sets of its partial sums
+# Instructions of a group of lanes, counted in machine code: for a slice, and for each four vectors; for the rest of a
+# round of tiles. A quarter of a multiprocessor issues so many a cycle. Then cycles for each column of each vector, of
+# which most is reading them from the second cache, and for adding up what a cluster has found.
+SLICE_INSTRUCTIONS = {"Q8_0": (90, 45), "F16": (75, 16)}
+ROUND_INSTRUCTIONS = 150
+ISSUED = 0.75
+CYCLES_ENCODING, CYCLES_ADDING = 0.2, 2800
 
 PIECE_WEIGHTS = {"IQ2_XXS": 64, "Q2_K": 64, "Q4_K": 32, "MXFP4": 32}  # of an expert's row, for one lane (pieces.cuh)
 TEAM = 8                    # groups of lanes that share rows of experts
@@ -116,41 +124,75 @@ class DenseForm:
 class BatchForm:
     """How dense_batch.cuh is launched."""
     defines: Defines
-    together: int       # tiles that a block works on at a time
-    sets: int           # of vectors, that blocks for F16 take in turn
+    shares: int             # blocks of a cluster
+    clusters: int
+    bytes_clusters: int     # that have Q8_0
     shared_bytes: int
+    cycles: float           # that it should take
 
     @classmethod
     @cache
-    def of(cls, k: int, tokens: int, kinds: frozenset[str], limits: Limits) -> "Self | None":
-        """None where the card has too little shared memory for it."""
-        vectors, q8, f16 = 8 if tokens <= 8 else 16, "Q8_0" in kinds, "F16" in kinds
-        for phases in (1, 2, 4, 8):
-            if k % (phases * BLOCK):
-                continue
-            blocks = k // phases // BLOCK
-            columns, split = -(-blocks // min(blocks, WARPS)) * BLOCK, min(blocks, WARPS)
-            if max(q8 * columns // 128 * (vectors // 4), f16 * columns // 64 * 2) * 8 > REGISTERS:
-                continue
-            for depth in (3, 2):
-                rows = 8 * ((512 if f16 else 256) + 64)
-                shared = WARPS * (depth * SLICE_BYTES + rows) + 2 * WARPS * vectors * TILE_ROWS * 4
-                if shared <= limits.of_block_bytes:
-                    defines = (("PLAIN", 0), ("BATCH", 1), ("K", k), ("VECTORS", vectors), ("HAS_Q8", int(q8)),
-                               ("HAS_F16", int(f16)), ("PHASES", phases), ("DEPTH", depth))
-                    return cls(defines, WARPS // split, vectors // 8, shared)
-        return None
+    def of(cls, k: int, tokens: int, tiles: tuple[int, int], groups: int, limits: Limits,
+           clusters: tuple[int, ...] = ()) -> "Self | None":
+        """The fastest for so many tiles of Q8_0 and of F16 of each group of rows, None where the card has too little
+        shared memory. clusters: how many of 2, of 4 ... blocks, one to a multiprocessor, run at once."""
+        running = limits.processors, *clusters
+        forms = (cls.sharing(shares, k, 8 if tokens <= 8 else 16, tiles, max(1, most // groups), limits)
+                 for shares, most in zip((1, 2, 4, 8), running, strict=False))
+        return min(filter(None, forms), key=lambda form: form.cycles, default=None)
 
-    def grid(self, bytes_tiles: int, half_tiles: int, groups: int, limits: Limits) -> tuple[int, int]:
-        """Blocks for so many tiles of Q8_0 and of F16 of each group of rows, and how many of them have the former."""
-        most = max(1 + self.sets, limits.processors // groups)
-        bytes_blocks, half_blocks = -(-bytes_tiles // self.together), -(-half_tiles // self.together) * self.sets
-        if bytes_blocks + half_blocks > most:
-            read = half_tiles * 64 * self.sets, bytes_tiles * 34
-            share = max(round(most * read[0] / sum(read)) // self.sets, half_tiles > 0) * self.sets
-            half_blocks = min(half_blocks, share)
-            bytes_blocks = min(bytes_blocks, max(most - half_blocks, int(bytes_tiles > 0)))
-        return bytes_blocks + half_blocks, bytes_blocks
+    @classmethod
+    def sharing(cls, shares: int, k: int, vectors: int, tiles: tuple[int, int], most: int,
+                limits: Limits) -> "Self | None":
+        """With clusters of so many blocks, `most` of them at once."""
+        part, (q8, f16) = k // shares, tiles
+        if k % (shares * BLOCK) or q8 and f16 and most < 2:
+            return None
+        kinds = [_Share.of(part, vectors, kind, kind == "F16") for kind, n in zip(("Q8_0", "F16"), tiles) if n]
+        if any(kind.registers > REGISTERS or 4 * kind.of_vector > STAGED_BYTES for kind in kinds):
+            return None
+        rounds = [-(-n // kind.together) for n, kind in zip(filter(None, tiles), kinds)]    # of one block
+        bytes_clusters, clusters = _balanced(rounds, kinds, most) if q8 and f16 else (0, min(most, rounds[0]))
+        if not f16:
+            bytes_clusters = clusters
+        turns = [-(-n // m) for n, m in zip(rounds, filter(None, (bytes_clusters, clusters - bytes_clusters)))]
+        totals = -(-max(n * kind.together for n, kind in zip(turns, kinds)) // 8) * 8 if shares > 1 else 0
+        rest = STAGED_BYTES + (part // BLOCK + totals * TILE_ROWS) * vectors * 4
+        depth = next((n for n in (4, 3, 2) if WARPS * n * SLICE_BYTES + rest <= limits.of_block_bytes), 0)
+        if not depth:
+            return None
+        defines = (("PLAIN", 0), ("BATCH", 1), ("K", k), ("VECTORS", vectors), ("HAS_Q8", int(q8 > 0)),
+                   ("HAS_F16", int(f16 > 0)), ("SHARES", shares), ("TOTALS", totals), ("DEPTH", depth),
+                   ("STAGED_BYTES", STAGED_BYTES))
+        cycles = (max(n * kind.cycles for n, kind in zip(turns, kinds)) + CYCLES_ENCODING * vectors * part
+                  + CYCLES_ADDING * (shares > 1))
+        return cls(defines, shares, clusters, bytes_clusters, WARPS * depth * SLICE_BYTES + rest, cycles)
+
+
+@dataclass(frozen=True, slots=True)
+class _Share:
+    """How a block of dense_batch.cuh shares its columns out (Shape), and cycles of a round."""
+    together: int
+    registers: int
+    of_vector: int
+    cycles: float
+
+    @classmethod
+    def of(cls, part: int, vectors: int, kind: str, halves: bool) -> Self:
+        least = 128 if halves and vectors > 8 else BLOCK
+        split = min(part // least, WARPS)
+        parts = -(-(part // least) // split) * least // (64 if halves else SLICE_COLUMNS)
+        slice_ = SLICE_INSTRUCTIONS[kind][0] + SLICE_INSTRUCTIONS[kind][1] * vectors / 4
+        return cls(WARPS // split, parts * vectors // 4 * 8, part * (4 if halves else 2),
+                   WARPS / 4 * (parts * slice_ + ROUND_INSTRUCTIONS) / ISSUED)
+
+
+def _balanced(rounds: list[int], kinds: list[_Share], most: int) -> tuple[int, int]:
+    """Clusters for Q8_0, and for both, that end soonest."""
+    def ends(n: int) -> float:
+        return max(-(-rounds[0] // n) * kinds[0].cycles, -(-rounds[1] // (most - n)) * kinds[1].cycles)
+    n = min(range(1, most), key=ends)
+    return min(n, rounds[0]), min(n, rounds[0]) + min(most - n, rounds[1])
 
 
 @dataclass(frozen=True, slots=True)

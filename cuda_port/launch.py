@@ -13,12 +13,14 @@ from ds4mlx.cuda_port.forms import Limits
 Argument = "cp.ndarray | ctypes.Structure | ctypes._SimpleCData | int | float | None"
 Size = tuple[int, ...]
 
+CLUSTER = 4  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
 OVERLAP = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 HOPPER = 90  # the first compute capability, times ten, that can overlap
 
 
 class _Attribute(ctypes.Structure):
-    _fields_ = [("id", ctypes.c_int), ("pad", ctypes.c_char * 4), ("value", ctypes.c_int), ("rest", ctypes.c_char * 60)]
+    _fields_ = [("id", ctypes.c_int), ("pad", ctypes.c_char * 4), ("value", ctypes.c_int * 3),
+                ("rest", ctypes.c_char * 52)]
 
 
 class _Config(ctypes.Structure):
@@ -39,13 +41,24 @@ def launch(kernel: "cp.RawKernel", grid: Size, block: Size, arguments: Sequence[
     if cp.cuda.runtime.is_hip:
         code = _library().hipModuleLaunchKernel(function, *grid, *block, shared_bytes, stream, pointers, None)
     else:
-        attribute = _Attribute(id=OVERLAP, value=1)
+        attribute = _Attribute(id=OVERLAP, value=(1, 0, 0))
         config = _Config((ctypes.c_uint * 3)(*grid), (ctypes.c_uint * 3)(*block), shared_bytes, stream,
                          ctypes.pointer(attribute), int(can_overlap()))
         code = _library().cuLaunchKernelEx(ctypes.byref(config), function, pointers, None)
     if code:
         raise RuntimeError(f"launching {kernel.name} over {grid} blocks of {block} threads with {shared_bytes} bytes "
                            f"of shared memory failed with driver error {code}")
+
+
+def active_clusters(kernel: "cp.RawKernel", size: int, threads: int, shared_bytes: int) -> int:
+    """How many clusters of `size` blocks of a kernel that is compiled for them run at once; a guess where the driver
+    does not tell."""
+    found = ctypes.c_int()
+    config = _Config((ctypes.c_uint * 3)(size, 1, 1), (ctypes.c_uint * 3)(threads, 1, 1), shared_bytes, None,
+                     ctypes.pointer(_Attribute(id=CLUSTER, value=(size, 1, 1))), 1)
+    code = _library().cuOccupancyMaxActiveClusters(ctypes.byref(found), ctypes.c_void_p(kernel.kernel.ptr),
+                                                   ctypes.byref(config))
+    return found.value if code == 0 else processors() * 7 // 8 // size
 
 
 def _c_value(argument: Argument) -> "ctypes.Structure | ctypes._SimpleCData":

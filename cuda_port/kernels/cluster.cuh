@@ -25,6 +25,13 @@ DEVICE u32 remote(const void* shared, int rank) {
     return there;
 }
 
+// A number that block `rank` has where this one has `shared`; it was written before a cluster_share().
+DEVICE float remote_float(const float* shared, int rank) {
+    float v;
+    asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(v) : "r"(remote(shared, rank)));
+    return v;
+}
+
 // What blocks put into one another's shared memory, and wait for: sooner there than through barriers, which wait for
 // all that a block has written anywhere. For one use; opened by one thread before the cluster meets.
 struct Arrivals {
@@ -81,6 +88,7 @@ struct Arrivals {
     DEVICE void wait() { __syncthreads(); }
 };
 
+DEVICE float remote_float(const float* shared, int) { return *shared; }
 DEVICE void cluster_arrive() { __syncthreads(); }
 DEVICE void cluster_wait() {}
 DEVICE void cluster_share() { __syncthreads(); }

@@ -147,8 +147,9 @@ KERNEL __launch_bounds__(THREADS, TILES_OF_TOKENS > 2 ? 1 : 2) void decode(const
                 out = out + 1 == DEPTH ? 0 : out + 1;
                 if (k < PART) {
                     if (HAS_Q8 && (!HAS_F16 || now.columns == Q8_COLUMNS))
-                        consume_q8(acc, from, planes + k, PLANE, scales + k / BLOCK, PART / BLOCK, job.tokens);
-                    else consume_f16(acc, from, halves + k, HALVES, job.tokens);
+                        consume_q8(acc, from, SharedVectors{planes + k, PLANE, job.tokens, scales + k / BLOCK,
+                                                            PART / BLOCK});
+                    else consume_f16(acc, from, SharedVectors{(const u8*)(halves + k), 2 * HALVES, job.tokens});
                 }
                 begin();  // where the slice was that has just been read
             }

@@ -38,7 +38,7 @@ DEVICE void shared_rows(Rows rows, const u8* planes, const float* scales, int sc
         Slice now = next;
         if (s + TEAM < SLICES) fetch_q8(next, rows, WIDTH, (s + TEAM) * Q8_COLUMNS);
         int k = s * Q8_COLUMNS;
-        consume_q8(acc, now, planes + k, PLANE, scales + k / BLOCK, scale_pitch, count);
+        consume_q8(acc, now, SharedVectors{planes + k, PLANE, count, scales + k / BLOCK, scale_pitch});
     }
     keep_partial(acc, partial, 16, count);
 }

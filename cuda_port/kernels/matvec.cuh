@@ -57,23 +57,38 @@ DEVICE void fetch_f16(To& s, Rows rows, int k) {
     s.put(3, rows.second + at + 64);
 }
 
-// acc[tile][0, 2] += of rows g, g + 8. planes: of column k, rows `pitch` bytes apart, high and low of vector 0, of
-// vector 1 and so on; scale: of vector 0's block, `scale_pitch` floats apart; vectors past `count` are zero.
-template <int TILES, class From>
-DEVICE void consume_q8(float (&acc)[TILES][4], const From& s, const u8* planes, int pitch, const float* scale,
-                       int scale_pitch, int count) {
-    int g = lane_id() / 4, q = lane_id() % 4;
+// Vectors in shared memory as columns of B: rows of bytes `pitch` apart, high and low part of vector 0, of vector 1 and
+// so on, from the first column of a slice on; vectors past `count` are zero. scale: of vector 0's block, for planes.
+struct SharedVectors {
+    const u8* rows;
+    int pitch, count;
+    const float* scales;
+    int scale_pitch;
+
+    // This lane's 16 bytes of 64 c ... of tile n.
+    DEVICE Quad get(int n, int c) const {
+        int g = lane_id() / 4, q = lane_id() % 4;
+        Quad v = {{0, 0, 0, 0}};
+        if (8 * n + g < 2 * count) v = *(const Quad*)(rows + g * pitch + 16 * q + 8 * n * pitch + 64 * c);
+        return v;
+    }
+    // Of vector 4 n + q.
+    DEVICE float scale(int n) const {
+        int q = lane_id() % 4;
+        return 4 * n + q < count ? scales[(4 * n + q) * scale_pitch] : 0.f;
+    }
+};
+
+// acc[tile][0, 2] += a slice of rows g, g + 8 times vectors.
+template <int TILES, class From, class Vectors>
+DEVICE void consume_q8(float (&acc)[TILES][4], const From& s, const Vectors& vectors) {
     float sum[TILES][2] = {};
     Duo d0 = s.scales(0), d1 = s.scales(1);
-    const u8* mine = planes + g * pitch + 16 * q;
 #pragma unroll
     for (int c = 0; c < 2; ++c) {
         Quad a = s.get(c), b = s.get(2 + c), x[TILES];
 #pragma unroll
-        for (int n = 0; n < TILES; ++n) {
-            x[n] = Quad{{0, 0, 0, 0}};
-            if (8 * n + g < 2 * count) x[n] = *(const Quad*)(mine + 8 * n * pitch + 64 * c);
-        }
+        for (int n = 0; n < TILES; ++n) x[n] = vectors.get(n, c);
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             float by0 = half_bits(d0.w[c] >> 16 * i), by1 = half_bits(d1.w[c] >> 16 * i);
@@ -89,25 +104,22 @@ DEVICE void consume_q8(float (&acc)[TILES][4], const From& s, const u8* planes, 
     }
 #pragma unroll
     for (int n = 0; n < TILES; ++n) {
-        float by = 4 * n + q < count ? scale[(4 * n + q) * scale_pitch] : 0.f;
+        float by = vectors.scale(n);
         acc[n][0] += by * sum[n][0];
         acc[n][2] += by * sum[n][1];
     }
 }
 
 // The same for F16 and vectors in halves; acc[tile][1, 3] holds what their low halves give.
-template <int TILES, class From>
-DEVICE void consume_f16(float (&acc)[TILES][4], const From& s, const __half* halves, int pitch, int count) {
-    int g = lane_id() / 4, q = lane_id() % 4;
-    const __half* mine = halves + g * pitch + 8 * q;
+template <int TILES, class From, class Vectors>
+DEVICE void consume_f16(float (&acc)[TILES][4], const From& s, const Vectors& vectors) {
 #pragma unroll
     for (int c = 0; c < 2; ++c) {
         Quad a = s.get(c), b = s.get(2 + c);
         u32 first[4] = {a.w[0], b.w[0], a.w[1], b.w[1]}, second[4] = {a.w[2], b.w[2], a.w[3], b.w[3]};
 #pragma unroll
         for (int n = 0; n < TILES; ++n) {
-            Quad x = {{0, 0, 0, 0}};
-            if (8 * n + g < 2 * count) x = *(const Quad*)(mine + 8 * n * pitch + 32 * c);
+            Quad x = vectors.get(n, c);
             mma(acc[n], first, x.w[0], x.w[1]);
             mma(acc[n], second, x.w[2], x.w[3]);
         }

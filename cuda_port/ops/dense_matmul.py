@@ -1,12 +1,13 @@
 """y = x W^T over matrices in their GGUF blocks: a few vectors straight from the blocks, many by the vendor's GEMM."""
 import ctypes
+from functools import cache
 
 import numpy as np
 
 from ds4mlx.cuda_port.build import kernel
 from ds4mlx.cuda_port.device import cupy as cp
 from ds4mlx.cuda_port.forms import BLOCK, TILE_ROWS, BatchForm, DenseForm
-from ds4mlx.cuda_port.launch import launch, limits, processors
+from ds4mlx.cuda_port.launch import active_clusters, clusters, launch, limits, processors
 from ds4mlx.cuda_port.ops.dequantize import dequantize, to_half
 from ds4mlx.cuda_port.scratch import take
 from ds4mlx.cuda_port.weight import Weight
@@ -32,7 +33,7 @@ class _BatchJob(ctypes.Structure):
     """`struct Job` of dense_batch.cuh."""
     _fields_ = [("weights", ctypes.c_void_p * MATRICES), ("out", ctypes.c_void_p * MATRICES),
                 ("rows", ctypes.c_int * MATRICES), ("ends", ctypes.c_int * MATRICES), ("count", ctypes.c_int),
-                ("tokens", ctypes.c_int), ("groups", ctypes.c_int), ("bytes_blocks", ctypes.c_int),
+                ("tokens", ctypes.c_int), ("groups", ctypes.c_int), ("bytes_clusters", ctypes.c_int),
                 ("bytes_count", ctypes.c_int), ("planes", ctypes.c_void_p), ("scales", ctypes.c_void_p)]
 
 
@@ -90,7 +91,7 @@ def _fits(w: Weight, groups: int) -> bool:
 
 def _decode(x: "cp.ndarray", pairs: list[tuple[Weight, "cp.ndarray"]], groups: int) -> None:
     (tokens, _), k, kinds = x.shape, pairs[0][0].shape[1], frozenset(w.kind for w, _ in pairs)
-    batch = BatchForm.of(k, tokens, kinds, limits()) if tokens > FEW_TOKENS else None
+    batch = _batch_form(k, tokens, [w for w, _ in pairs], groups) if tokens > FEW_TOKENS else None
     if batch:
         _launch_batch(x, pairs, groups, batch)
         return
@@ -105,31 +106,47 @@ def dense_encoding(x: "cp.ndarray", weights: list[Weight], out: list["cp.ndarray
     """`dense` of matrices of Q8_0, whose kernel for more than a few tokens has x [T, K] in planes anyway and keeps
     them: planes u8 [T, 2, K], scales f32 [T, K / 256]. Returns whether that kernel ran."""
     tokens, k = x.shape
-    form = BatchForm.of(k, tokens, frozenset(("Q8_0",)), limits()) if FEW_TOKENS < tokens <= DECODE_TOKENS else None
-    tiles = sum(w.shape[0] for w in weights) // TILE_ROWS
-    if (form is None or ("PHASES", 1) not in form.defines or form.grid(tiles, 0, 1, limits())[0] < tokens
-            or not all(w.kind == "Q8_0" and _fits(w, 1) for w in weights)):
+    form = _batch_form(k, tokens, weights, 1) if FEW_TOKENS < tokens <= DECODE_TOKENS else None
+    if form is None or not all(w.kind == "Q8_0" and _fits(w, 1) for w in weights):
         dense(x, weights, out)
         return False
     _launch_batch(x, list(zip(weights, out, strict=True)), 1, form, (planes, scales))
     return True
 
 
+def _batch_form(k: int, tokens: int, weights: list[Weight], groups: int) -> BatchForm | None:
+    tiles = {"Q8_0": 0, "F16": 0}
+    for w in weights:
+        tiles[w.kind] += w.shape[0] // groups // TILE_ROWS
+    return BatchForm.of(k, tokens, (tiles["Q8_0"], tiles["F16"]), groups, limits(), running_clusters())
+
+
 def _launch_batch(x: "cp.ndarray", pairs: list[tuple[Weight, "cp.ndarray"]], groups: int, form: BatchForm,
                   kept: "tuple[cp.ndarray, cp.ndarray] | None" = None) -> None:
     pairs = sorted(pairs, key=lambda pair: pair[0].kind != "Q8_0")
-    job, tiles = _BatchJob(count=len(pairs), tokens=x.shape[0], groups=groups), {"Q8_0": 0, "F16": 0}
+    job, tiles = _BatchJob(count=len(pairs), tokens=x.shape[0], groups=groups), 0
     for i, (w, y) in enumerate(pairs):
         rows = w.shape[0] // groups
-        tiles[w.kind] += rows // TILE_ROWS
-        job.weights[i], job.out[i], job.rows[i] = w.raw.data.ptr, y.data.ptr, rows
-        job.ends[i] = sum(tiles.values())
+        tiles += rows // TILE_ROWS
+        job.weights[i], job.out[i], job.rows[i], job.ends[i] = w.raw.data.ptr, y.data.ptr, rows, tiles
         job.bytes_count += w.kind == "Q8_0"
     if kept:
         job.planes, job.scales = (array.data.ptr for array in kept)
-    blocks, job.bytes_blocks = form.grid(tiles["Q8_0"], tiles["F16"], groups, limits())
-    launch(kernel("dense_matmul", "batch", form.defines, form.shared_bytes), (blocks, groups), (THREADS,), [x, job],
-           form.shared_bytes)
+    job.bytes_clusters = form.bytes_clusters
+    launch(kernel("dense_matmul", "batch", form.defines, form.shared_bytes), (form.clusters * form.shares, groups),
+           (THREADS,), [x, job], form.shared_bytes)
+
+
+@cache
+def running_clusters() -> tuple[int, ...]:
+    """How many clusters of 2 and of 4 blocks, one to a multiprocessor, run at once."""
+    return tuple(_running(shares) for shares in (2, 4)) if clusters() else ()
+
+
+def _running(shares: int) -> int:
+    form = BatchForm.sharing(shares, 4096, DECODE_TOKENS, (1, 0), 1, limits())
+    return active_clusters(kernel("dense_matmul", "batch", form.defines, form.shared_bytes), shares, THREADS,
+                           form.shared_bytes) if form else 0
 
 
 def _launch(x: "cp.ndarray", pairs: list[tuple[Weight, "cp.ndarray"]], groups: int, form: DenseForm) -> None:

@@ -13,15 +13,15 @@ ROWS = "D=512 R=64 ROW=584 PACKED=1 RATIO=4 PAGE_ROWS=512 RING=136"
 ATTEND = f"{ROWS} H=64 WIDTH=128 CHOSEN=1 STREAMS=4 HIDDEN=4096"
 HYPER = "N=4 D=4096 M=24 FN_HALF=1"
 DENSE = "PLAIN=0 K=4096 HAS_Q8=1 HAS_F16=1"
-BATCH = "PLAIN=0 BATCH=1 HAS_Q8=1 HAS_F16=1 DEPTH=3"
+BATCH = "PLAIN=0 BATCH=1 HAS_Q8=1 HAS_F16=1 TOTALS=16 DEPTH=4 STAGED_BYTES=32768"
 GATE_UP, DOWN = "GATE_UP=1 WIDTH=4096 ROWS=2048 SLOTS=6", "GATE_UP=0 WIDTH=2048 ROWS=4096 SLOTS=6"
 TYPES = {"Q8_0": 8, "Q2_K": 10, "Q4_K": 12, "IQ2_XXS": 16, "BF16": 30, "MXFP4": 39}
 OF_EXPERTS = ("Q2_K", "Q4_K", "IQ2_XXS", "MXFP4")
 
 # Kernel file -> macros of each build that is tried.
 CASES = {
-    "dense_matmul": [f"{DENSE} VECTORS=1 PHASES=1 DEPTH=2 ROUNDS=4", f"{BATCH} K=4096 VECTORS=16 PHASES=1",
-                     f"{DENSE} VECTORS=16 PHASES=2 DEPTH=2 ROUNDS=1", f"{BATCH} K=8192 VECTORS=8 PHASES=2",
+    "dense_matmul": [f"{DENSE} VECTORS=1 PHASES=1 DEPTH=2 ROUNDS=4", f"{BATCH} K=1024 VECTORS=16 SHARES=1",
+                     f"{DENSE} VECTORS=16 PHASES=2 DEPTH=2 ROUNDS=1", f"{BATCH} K=4096 VECTORS=8 SHARES=1",
                      *(f"PLAIN=1 K=512 KIND={kind}" for kind in (0, 1, *TYPES.values()))],
     "dequantize": [f"KIND={kind} WIDTH=4096 OUT=__half ARRANGED={int(kind == 8)}" for kind in (0, 1, *TYPES.values())],
     "expert_matmul": [f"FORM=3 KIND=16 MOST=1 DEPTH=2 {GATE_UP}", f"FORM=3 KIND=10 MOST=16 DEPTH=3 {DOWN}",
@@ -41,6 +41,7 @@ CASES = {
 }
 # What only the larger cards have.
 HOPPER = {
+    "dense_matmul": [f"{BATCH} K=4096 VECTORS=16 SHARES=4", f"{BATCH} K=4096 VECTORS=8 SHARES=2"],
     "expert_matmul": [f"FORM=0 KIND=16 MOST={most} WIDE_CODEBOOK=1 {GATE_UP}" for most in (1, 4)],
     "attend": [f"{ATTEND} STEP=1 KEYS=80 GROUPS=8 CLUSTERED=1 SLICES=8 BLOCKS=1"],
     "hyper_mix": [f"{HYPER} STEP=1 CLUSTER=8 PAIRS=128 PASSES=2 TOKENS=1",

@@ -7,6 +7,7 @@ from ds4mlx.cuda_port import ops
 from ds4mlx.cuda_port.device import use_stream
 from ds4mlx.cuda_port.forms import can_be_tiled
 from ds4mlx.cuda_port.launch import limits
+from ds4mlx.cuda_port.ops.dense_matmul import dense_encoding
 from ds4mlx.cuda_port.ops.dequantize import dequantize
 from ds4mlx.cuda_port.weight import Weight
 from ds4mlx.gguf.blocks import row_bytes
@@ -74,6 +75,19 @@ def test_cuda_dense_of_any_width(width, tokens, weight, rng):
     x, exact = normal(rng, tokens, width)
     ops.dense(x, [ops.arranged(w)], [y := unwritten(tokens, 64)])
     near(y, exact @ values.T, PLANES)
+
+
+@pytest.mark.parametrize("tokens", [5, 13])
+def test_cuda_dense_keeps_what_it_encoded_of_its_tokens_alone(tokens, weight, rng):
+    w, values = weight("Q8_0", 256, 4096)
+    x, exact = normal(rng, tokens, 4096)
+    planes, scales, y = cp.full((16, 2, 4096), 77, cp.uint8), unwritten(16, 16), unwritten(tokens, 256)
+    if not dense_encoding(x, [ops.arranged(w)], [y], planes, scales):
+        pytest.skip("this card has no room for the kernel that keeps them")
+    codes = cp.asnumpy(planes[:tokens]).view(np.int8).astype(np.float64)
+    near((256 * codes[:, 0] + codes[:, 1]) * np.repeat(cp.asnumpy(scales[:tokens]), 256, axis=1), exact, PLANES)
+    near(y, exact @ values.T, PLANES)
+    assert bool((planes[tokens:] == 77).all()) and bool(cp.isnan(scales[tokens:]).all())
 
 
 @pytest.mark.parametrize("tokens", [1, 3, 40])

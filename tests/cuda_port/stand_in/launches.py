@@ -53,6 +53,7 @@ def launch(kernel, grid, block, arguments, shared_bytes=0):
 
 
 launching.launch = launch   # before the operations import it
+launching.active_clusters = lambda kernel, size, threads, shared_bytes: 120 // size
 
 
 def main() -> None:
