@@ -32,9 +32,11 @@ CODEBOOK_BYTES = 32 * 1024  # of IQ2_XXS, for each lane its own
 WIDE_END = 128 * 1024       # of a wide one in shared memory: its address ends in 16 zeros
 
 STEP_TOKENS = 16            # of expert_step.cuh, at most
-STEP_TOGETHER = 8     # pairs between its barriers
 STEP_LEAST_BYTES = 96 * 1024  # of shared memory, for one token
+STEP_ROUNDS = 4             # of its gate and up, between barriers
+GATE_UP_WARPS, GATE_UP_DEPTH = 16, 2    # its groups of lanes, and tiles of each matrix on their way to each
 TABLES_BYTES = (256 + 128) * LANES * 4      # the codebook of IQ2_XXS and its signs, for each lane its own
+STEP_TABLES_BYTES = 2 * 256 * LANES * 4     # the same for it, signs by whole bytes
 STAGE_BYTES = 2 * 1344 + 2 * 256 + 16 * 8   # of a pair on its way to `down`, for a group of lanes
 
 MANY = 1 << 30
@@ -248,31 +250,37 @@ class StepForm:
     defines: Defines
     shared_bytes: int
     tokens: int         # at most
+    threads: int
 
     @classmethod
     @cache
     def gate_up(cls, width: int, tokens: int, slots: int, limits: Limits) -> Self:
+        warps, supers = GATE_UP_WARPS, width // BLOCK
+        team = next(n for n in ((8, 4) if tokens <= 2 else (4,)) if supers % (2 * n) == 0)
+
         def bytes_of(most: int, depth: int) -> int:
-            return (TABLES_BYTES + 2 * STEP_TOGETHER * WARPS * LANES * 4 + most * (width // BLOCK) * 4
-                    + -(-most * slots // 4) * 16 + most * 2 * (width + 64))
-        return cls._largest(tokens, (2,), bytes_of, limits)
+            partial = STEP_ROUNDS * warps * min(most, 2) * LANES * 4
+            return (STEP_TABLES_BYTES + partial + most * supers * 4 + most * slots * 16 + -(-most * slots // 4) * 16
+                    + most * 2 * (width + 64))
+        return cls._largest(tokens, (GATE_UP_DEPTH,), bytes_of, limits, (("WARPS", warps), ("TEAM", team)), warps)
 
     @classmethod
     @cache
     def down(cls, tokens: int, slots: int, limits: Limits) -> Self:
         def bytes_of(most: int, depth: int) -> int:
             return WARPS * (depth * STAGE_BYTES + most * (LANES + TILE_ROWS) * 4) + most * slots * 4
-        return cls._largest(tokens, (3, 2, 1) if tokens > 1 else (2, 1), bytes_of, limits)
+        return cls._largest(tokens, (3, 2, 1) if tokens > 1 else (2, 1), bytes_of, limits, (), WARPS)
 
     @classmethod
-    def _largest(cls, tokens: int, depths: tuple[int, ...], bytes_of: Callable[[int, int], int],
-                 limits: Limits) -> Self:
+    def _largest(cls, tokens: int, depths: tuple[int, ...], bytes_of: Callable[[int, int], int], limits: Limits,
+                 defines: Defines, warps: int) -> Self:
         """For as many of the tokens as shared memory holds, and then the depth."""
         most = 1 << (min(tokens, STEP_TOKENS) - 1).bit_length()
         while most:
             for depth in depths:
                 if bytes_of(most, depth) <= limits.of_block_bytes:
-                    return cls((("MOST", most), ("DEPTH", depth)), bytes_of(most, depth), most)
+                    return cls((("MOST", most), ("DEPTH", depth), *defines), bytes_of(most, depth), most,
+                               warps * LANES)
             most //= 2
         raise AssertionError("no room for a token of expert_step.cuh")
 

@@ -146,16 +146,20 @@ DEVICE void fill_codebook(u8* codebook, int pitch) {
     }
 }
 
-// The same for the signs of eight weights, by the code of seven of them: bits 2 of nibbles.
-DEVICE void fill_signs(u8* signs) {
-    for (int i = threadIdx.x; i < 128 * 8; i += blockDim.x) {
-        u32 v = iq2_signs(i / 8);
+// The same for the signs of eight weights, by the code of seven of them: bits 2 of nibbles. `count`: 128, or 256 where
+// a code's byte has another bit.
+DEVICE void fill_signs(u8* signs, int count) {
+    for (int i = threadIdx.x; i < count * 8; i += blockDim.x) {
+        u32 v = iq2_signs(i / 8 & 127);
         *(Quad*)(signs + i * 16) = Quad{{v, v, v, v}};
     }
 }
 
 // Of a group in a tile: 2 scale + 1.
 DEVICE int tile_scale(u32 signs) { return (int)((signs & 0x80808080u) * 0x00204081u >> 28) * 2 + 1; }
+
+// The same, 64 times too large: bytes with their first bit are -128.
+DEVICE int tile_scale_64(u32 signs) { return dot4(signs & 0x80808080u, 0xf8fcfeffu, 64); }
 
 DEVICE u32 codebook_entry(const u8* codebook, int row) {
     return *(const u32*)(codebook + (row * (LANES * 4) + 4 * lane_id()));

@@ -81,7 +81,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
                   const u8* up, float limit, __half* mid) {
     __shared__ int from[VECTORS];
     if (HAS_CODEBOOK) fill_codebook(memory, LANES * 4);
-    if (HAS_CODEBOOK && TILED) fill_signs(memory + 256 * LANES * 4);
+    if (HAS_CODEBOOK && TILED) fill_signs(memory + 256 * LANES * 4, 128);
     AWAIT_TURN();
     Tile tile = table[blockIdx.y];
     if (!tile.count) return;
@@ -116,7 +116,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     down_tiles(const __half* mid, const Tile* table, const u8* matrix, float* parts) {
     __shared__ int from[VECTORS];
     if (HAS_CODEBOOK) fill_codebook(memory, LANES * 4);
-    if (HAS_CODEBOOK && TILED) fill_signs(memory + 256 * LANES * 4);
+    if (HAS_CODEBOOK && TILED) fill_signs(memory + 256 * LANES * 4, 128);
     AWAIT_TURN();
     Tile tile = table[blockIdx.y];
     if (!tile.count) return;

@@ -1,13 +1,17 @@
-// Gate and up of IQ2_XXS, SwiGLU: a block has 16 rows of both and goes through all pairs, its groups of lanes share the
-// columns. Results leave as `down` wants them, in planes with a scale for 16.
+// Gate and up of IQ2_XXS, SwiGLU: a block has 16 rows of both and goes through all pairs, one or two of an expert at a
+// time, a unit. Teams of TEAM groups of lanes take units in turn and share the columns; what a group of lanes has to do
+// for a unit as a whole is then done for many tiles. Results leave as `down` wants them, in planes with a scale for 16.
 
 #define PLANE (WIDTH + 64)              // bytes, so that two planes fall into different banks
 #define BOOK_BYTES (256 * LANES * 4)
-#define SIGNS_BYTES (128 * LANES * 4)
-#define TOGETHER 8                      // pairs between barriers
-#define MATRICES (SUPERS >= WARPS ? 2 : 1)              // of a group of lanes
-#define PARTS (2 * SUPERS / WARPS / MATRICES)           // tiles of each
-#define SPLIT (WARPS * MATRICES / 2)                    // groups of lanes that share a row
+#define SIGNS_BYTES (256 * LANES * 4)   // by bytes, whose last bit is of the scale
+#define TEAMS (WARPS / TEAM)
+#define STEPS (SUPERS / TEAM)           // for a unit: a tile of gate and one of up each
+#define AT_ONCE (MOST > 1 ? 2 : 1)      // pairs of a unit, at most
+#define ROUNDS 4                        // of units between barriers
+
+// Pairs of one expert; of each its number, and its token, in 16 bits.
+struct __align__(16) Unit { int expert, count, pairs, tokens; };
 
 struct Codes { Quad half[2]; u32 d; };
 
@@ -40,37 +44,24 @@ struct Tables {
     DEVICE u32 nibbles(u32 rows, u32 signs, int o) const { return entry<0>(rows, o) | entry<BOOK_BYTES>(signs, o); }
 };
 
-// y[token][0, 1] += rows g, g + 8 times half of a tile's columns: this lane's 32 of them, decoded once for all tokens.
-// b: octets, as columns of B.
+// y[token][0, 1] += rows g, g + 8 times half of a tile's columns, 64 times too large: this lane's 32 of them, decoded
+// once for all tokens. b: octets, as columns of B.
 template <int TOKENS>
-DEVICE void multiply(float (&y)[TOKENS][2], const Quad& c, const u32 (&b)[TOKENS][8], const Tables& tables) {
+DEVICE void multiply(float (&y)[TOKENS][2], const Quad& c, const Quad (&b)[AT_ONCE][2], const Tables& tables) {
     int acc[TOKENS][4] = {};
-    u32 s0 = c.w[1] & 0x7f7f7f7f, s1 = c.w[3] & 0x7f7f7f7f;
 #pragma unroll
     for (int o = 0; o < 4; ++o) {
-        u32 n0 = tables.nibbles(c.w[0], s0, o), n1 = tables.nibbles(c.w[2], s1, o);
+        u32 n0 = tables.nibbles(c.w[0], c.w[1], o), n1 = tables.nibbles(c.w[2], c.w[3], o);
         u32 a[4] = {bytes_of(IQ2_CODES, IQ2_MINUS, n0), bytes_of(IQ2_CODES, IQ2_MINUS, n1),
                     bytes_of(IQ2_CODES, IQ2_MINUS, n0 >> 16), bytes_of(IQ2_CODES, IQ2_MINUS, n1 >> 16)};
 #pragma unroll
-        for (int t = 0; t < TOKENS; ++t) mma_bytes(acc[t], a, b[t][2 * o], b[t][2 * o + 1]);
+        for (int t = 0; t < TOKENS; ++t) mma_bytes(acc[t], a, b[t][o / 2].w[o % 2 * 2], b[t][o / 2].w[o % 2 * 2 + 1]);
     }
-    int by0 = tile_scale(c.w[1]), by1 = tile_scale(c.w[3]);
+    float by0 = (float)tile_scale_64(c.w[1]), by1 = (float)tile_scale_64(c.w[3]);
 #pragma unroll
     for (int t = 0; t < TOKENS; ++t) {
-        y[t][0] += (float)((acc[t][0] * 256 + acc[t][1]) * by0);
-        y[t][1] += (float)((acc[t][2] * 256 + acc[t][3]) * by1);
-    }
-}
-
-// This lane's octets of a token's columns k ... k + 127, as columns of B: planes from a token's first one on.
-DEVICE void load_octets(u32 (&b)[8], const u8* planes, int k) {
-    int g = lane_id() / 4, q = lane_id() % 4;
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-        Quad v = {{0, 0, 0, 0}};
-        if (g / 2 == q) v = *(const Quad*)(planes + g % 2 * PLANE + k + 32 * q + 16 * i);
-#pragma unroll
-        for (int j = 0; j < 4; ++j) b[4 * i + j] = v.w[j];
+        y[t][0] += (float)(acc[t][0] * 256 + acc[t][1]) * by0;
+        y[t][1] += (float)(acc[t][2] * 256 + acc[t][3]) * by1;
     }
 }
 
@@ -97,6 +88,25 @@ DEVICE void keep_encoded(float v, bool there, int pair, int r, u8* mid, float2* 
     if (r == 0) fields[pair * (ROWS / TILE_ROWS) + field_of_tile(blockIdx.x)] = make_float2(scale, scale * sum);
 }
 
+// The pairs of `order` as units, those of two first, so that teams have equally many of them: returns how many there
+// are. All threads; `scratch`: an int for each group of lanes; units' writes are seen after the next barrier.
+DEVICE int list_units(const int* order, int pairs, Unit* units, int* scratch) {
+    int k = threadIdx.x, own = k < pairs ? order[k] : 0, e = expert_of_entry(own), run = 0;
+    while (AT_ONCE > 1 && k < pairs && run < k && expert_of_entry(order[k - run - 1]) == e) ++run;
+    bool first = k < pairs && run % AT_ONCE == 0;
+    bool two = AT_ONCE > 1 && first && k + 1 < pairs && expert_of_entry(order[k + 1]) == e;
+    u32 twos = lanes_where(two), ones = lanes_where(first && !two), before = (1u << lane_id()) - 1;
+    if (lane_id() == 0) scratch[group_id()] = __popc(twos) | __popc(ones) << 16;
+    __syncthreads();
+    int sum = 0, here = 0;
+#pragma unroll
+    for (int w = 0; w < WARPS; ++w) here += w < group_id() ? scratch[w] : 0, sum += scratch[w];
+    int place = two ? (here & 65535) + __popc(twos & before) : (sum & 65535) + (here >> 16) + __popc(ones & before);
+    int pair = pair_of_entry(own), other = two ? pair_of_entry(order[k + 1]) : pair;
+    if (first) units[place] = Unit{e, 1 + two, pair | other << 16, pair / SLOTS | other / SLOTS << 16};
+    return (sum & 65535) + (sum >> 16);
+}
+
 // x f32 [T, WIDTH], or its planes u8 [T, 2, WIDTH] and their scales [T, WIDTH / 256].
 // mid u8 [T SLOTS, 2, ROWS] and fields [T SLOTS, ROWS / 16], a scale and the sum of what it scales: weight swiglu(W1 x,
 // W3 x) of pairs; shared_mid f16 [T, 2, ROWS]: swiglu of the shared expert's gate and up, in two parts to be added up.
@@ -106,42 +116,38 @@ KERNEL __launch_bounds__(THREADS, 1) void gate_up(const float* x, const u8* enco
                                                  const float* shared_up, float limit, int tokens, u8* mid,
                                                  float2* fields, __half* shared_mid) {
     u8* book = memory;
-    float* partial = (float*)(book + BOOK_BYTES + SIGNS_BYTES);     // [2][TOGETHER][SPLIT][LANES]
-    float* scales = partial + 2 * TOGETHER * SPLIT * LANES;         // [MOST][SUPERS]
-    int* order = (int*)(scales + MOST * SUPERS);                    // [MOST * SLOTS]
+    float* partial = (float*)(book + BOOK_BYTES + SIGNS_BYTES);     // [ROUNDS][TEAMS][AT_ONCE][TEAM][LANES]
+    float* scales = partial + ROUNDS * WARPS * AT_ONCE * LANES;     // [MOST][SUPERS]
+    Unit* units = (Unit*)(scales + MOST * SUPERS);                  // [MOST * SLOTS]
+    int* order = (int*)(units + MOST * SLOTS);                      // [MOST * SLOTS]
     u8* planes = (u8*)(order + (MOST * SLOTS + 3) / 4 * 4);         // [MOST][2][PLANE]
-    int warp = group_id(), lane = lane_id(), q = lane % 4;
-    int first = MATRICES == 2 ? 0 : warp / SPLIT, super = warp % SPLIT;
+    int warp = group_id(), lane = lane_id(), g = lane / 4, q = lane % 4, team = warp / TEAM, column = warp % TEAM;
     PASS_TURN();
     fill_codebook(book, LANES * 4);
-    fill_signs(book + BOOK_BYTES);
+    fill_signs(book + BOOK_BYTES, 256);
     Tables tables(book);
     AWAIT_TURN();
     int pairs = tokens * SLOTS;
     sort_pairs(selected, pairs, (int*)partial, order);
-    Codes ahead[DEPTH][PARTS][MATRICES];
-    auto begin = [&](int k, Codes (&to)[PARTS][MATRICES]) {
-        if (k >= pairs) return;
-        size_t at = ((size_t)expert_of_entry(order[k]) * (ROWS / TILE_ROWS) + blockIdx.x) * SUPERS + super;
-#pragma unroll
-        for (int p = 0; p < PARTS; ++p)
-#pragma unroll
-            for (int m = 0; m < MATRICES; ++m)
-                fetch(to[p][m], (first + m ? up : gate) + (at + p * SPLIT) * TILE_BYTES_IQ2_XXS);
+    int count = list_units(order, pairs, units, (int*)partial);
+    __syncthreads();
+    Codes ahead[DEPTH][2];
+    int fed = team, step = 0;       // what is fetched next: of a unit, tiles TEAM apart
+    size_t at = 0;
+    auto aim = [&]() {
+        if (fed < count)
+            at = (((size_t)units[fed].expert * (ROWS / TILE_ROWS) + blockIdx.x) * SUPERS + column) * TILE_BYTES_IQ2_XXS;
     };
-    // How many pairs from k on are taken together: two of one expert, none across a barrier.
-    auto together = [&](int k) {
-        bool two = MOST > 1 && k + 1 < pairs && (k + 1) % TOGETHER;
-        return two && expert_of_entry(order[k]) == expert_of_entry(order[k + 1]) ? 2 : 1;
+    auto feed = [&](Codes (&to)[2]) {
+        if (fed >= count) return;
+        fetch(to[0], gate + at);
+        fetch(to[1], up + at);
+        at += TEAM * TILE_BYTES_IQ2_XXS;
+        if (++step == STEPS) step = 0, fed += TEAMS, aim();
     };
-    int next = 0;   // to be fetched
-    auto advance = [&](Codes (&codes)[PARTS][MATRICES]) {
-        if (next >= pairs) return;
-        begin(next, codes);
-        next += together(next);
-    };
+    aim();
 #pragma unroll
-    for (int d = 0; d < DEPTH; ++d) advance(ahead[d]);
+    for (int d = 0; d < DEPTH; ++d) feed(ahead[d]);
     if (encoded) {
         for (int i = threadIdx.x; i < tokens * 2 * (WIDTH / 16); i += THREADS)
             copy16(planes + i / (WIDTH / 16) * PLANE + i % (WIDTH / 16) * 16, encoded + 16 * (size_t)i);
@@ -166,73 +172,72 @@ KERNEL __launch_bounds__(THREADS, 1) void gate_up(const float* x, const u8* enco
         shared_mid[(2 * t + 1) * ROWS + r] = __float2half_rn(v - __half2float(high));
     }
     __syncthreads();
-    // TOGETHER pairs whose parts are there, each by a group of lanes; two sets of groups take turns.
-    auto finish = [&](int turn) {
-        int i = warp - turn % 2 * TOGETHER, k = turn * TOGETHER + i;
-        if (i < 0 || i >= TOGETHER || k >= pairs) return;
-        int r = lane % TILE_ROWS, pair = pair_of_entry(order[k]);
-        const float* part = partial + (turn % 2 * TOGETHER + i) * (SPLIT * LANES);
-        part += lane_of_row(r) + lane / TILE_ROWS * 2;
-        float sum = 0;
+    // Octets of a token's columns 32 q ..., as columns of B: the other lanes' stay zero (expert_step.cuh).
+    Quad b[AT_ONCE][2] = {};
+    const u8* octets = planes + g % 2 * PLANE + column * 256 + 32 * q;
+    auto work = [&](auto& y, const Unit& unit) {
+        const int n = sizeof(y) / sizeof(y[0]);
+        for (int s = 0; s < STEPS; s += DEPTH) {
 #pragma unroll
-        for (int w = 0; w < SPLIT; ++w) sum += part[w * LANES];
-        float v = swiglu(lane_get(sum, r), lane_get(sum, r + TILE_ROWS), limit);
-        keep_encoded(weight[pair] * v, lane < TILE_ROWS, pair, r, mid, fields);
-    };
-    // Pairs k ... of one expert.
-    auto work = [&](auto& y, int k, const Codes (&codes)[PARTS][MATRICES]) {
-        const int count = sizeof(y) / sizeof(y[0]);
+            for (int d = 0; d < DEPTH; ++d) {
+                float sums[2][n][2] = {};
 #pragma unroll
-        for (int p = 0; p < PARTS; ++p) {
-            int at = super + p * SPLIT;
-            float sums[MATRICES][count][2] = {};
+                for (int half = 0; half < 2; ++half) {
 #pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                u32 b[count][8];
+                    for (int t = 0; t < n; ++t) {
+                        const u8* from = octets + (unit.tokens >> 16 * t & 65535) * (2 * PLANE);
+                        from += (s + d) * (TEAM * 256) + 128 * half;
+                        if (g / 2 == q) b[t][0] = *(const Quad*)from, b[t][1] = *(const Quad*)(from + 16);
+                    }
 #pragma unroll
-                for (int t = 0; t < count; ++t)
-                    load_octets(b[t], planes + pair_of_entry(order[k + t]) / SLOTS * 2 * PLANE, 256 * at + 128 * half);
+                    for (int m = 0; m < 2; ++m) multiply<n>(sums[m], ahead[d][m].half[half], b, tables);
+                }
 #pragma unroll
-                for (int m = 0; m < MATRICES; ++m) multiply<count>(sums[m], codes[p][m].half[half], b, tables);
-            }
+                for (int t = 0; t < n; ++t) {
+                    const float* of = scales + (unit.tokens >> 16 * t & 65535) * SUPERS + column + (s + d) * TEAM;
+                    float by = 0.125f / 64 * *of;
 #pragma unroll
-            for (int t = 0; t < count; ++t) {
-                float by = 0.125f * scales[pair_of_entry(order[k + t]) / SLOTS * SUPERS + at];
-#pragma unroll
-                for (int m = 0; m < MATRICES; ++m)
-#pragma unroll
-                    for (int r = 0; r < 2; ++r)
-                        y[t][2 * m + r] += by * half_bits(codes[p][m].d >> 16 * r) * sums[m][t][r];
+                    for (int i = 0; i < 4; ++i)
+                        y[t][i] += by * half_bits(ahead[d][i / 2].d >> 16 * (i % 2)) * sums[i / 2][t][i % 2];
+                }
+                feed(ahead[d]);
             }
         }
     };
-    auto keep = [&](float (&v)[4], int k) {
-        if (MATRICES == 1) v[2] = v[0], v[3] = v[1];
-        float sum = quad_sums(v);
-        if (MATRICES == 2 || q / 2 == first)
-            partial[((k / TOGETHER % 2 * TOGETHER + k % TOGETHER) * SPLIT + warp % SPLIT) * LANES + lane] = sum;
-    };
-    for (int k = 0; k < pairs;) {
+    // Parts that are there of rounds from `first` on, a pair of them each group of lanes.
+    auto finish = [&](int first, int rounds) {
+        for (int i = warp; i < rounds * TEAMS * AT_ONCE; i += WARPS) {
+            int u = first * TEAMS + i / AT_ONCE, t = i % AT_ONCE, r = lane % TILE_ROWS;
+            if (u >= count || t >= units[u].count) continue;
+            const float* part = partial + i * (TEAM * LANES) + lane_of_row(r) + lane / TILE_ROWS * 2;
+            int pair = units[u].pairs >> 16 * t & 65535;
+            float sum = 0;
 #pragma unroll
-        for (int d = 0; d < DEPTH; ++d) {
-            if (k >= pairs) break;
-            int count = together(k);
-            if (MOST > 1 && count == 2) {
+            for (int w = 0; w < TEAM; ++w) sum += part[w * LANES];
+            float v = swiglu(lane_get(sum, r), lane_get(sum, r + TILE_ROWS), limit);
+            keep_encoded(weight[pair] * v, lane < TILE_ROWS, pair, r, mid, fields);
+        }
+    };
+    int rounds = (count + TEAMS - 1) / TEAMS;
+    for (int round = 0; round < rounds; ++round) {
+        int u = round * TEAMS + team;
+        float* part = partial + ((round % ROUNDS * TEAMS + team) * AT_ONCE * TEAM + column) * LANES + lane;
+        if (u < count) {
+            Unit unit = units[u];
+            if (MOST > 1 && unit.count == 2) {
                 float y[2][4] = {};
-                work(y, k, ahead[d]);
-                advance(ahead[d]);
-                keep(y[0], k), keep(y[1], k + 1);
+                work(y, unit);
+                part[0] = quad_sums(y[0]), part[TEAM * LANES] = quad_sums(y[1]);
             } else {
                 float y[1][4] = {};
-                work(y, k, ahead[d]);
-                advance(ahead[d]);
-                keep(y[0], k);
+                work(y, unit);
+                part[0] = quad_sums(y[0]);
             }
-            k += count;
-            if (k % TOGETHER == 0 || k == pairs) {
-                __syncthreads();
-                finish((k - 1) / TOGETHER);
-            }
+        }
+        if (round % ROUNDS == ROUNDS - 1 || round == rounds - 1) {
+            __syncthreads();
+            finish(round / ROUNDS * ROUNDS, round % ROUNDS + 1);
+            __syncthreads();
         }
     }
 }

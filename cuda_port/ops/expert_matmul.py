@@ -55,13 +55,13 @@ def _step(x, selected, weight, w1, w3, w2, shared, limit, out):
     shared_mid = take("experts.shared", (tokens, 2, rows), np.float16)
     form = StepForm.gate_up(width, tokens, slots, limits())
     launch(kernel("expert_matmul", "gate_up", (*_macros(w1, STEP, 1, slots), *form.defines), form.shared_bytes),
-           (rows // ROWS,), (THREADS,), [x, planes if encoded else None, scales if encoded else None, selected, weight,
-                                         w1.raw, w3.raw, gate, up, float(limit), tokens, mid, fields, shared_mid],
-           form.shared_bytes)
+           (rows // ROWS,), (form.threads,),
+           [x, planes if encoded else None, scales if encoded else None, selected, weight, w1.raw, w3.raw, gate, up,
+            float(limit), tokens, mid, fields, shared_mid], form.shared_bytes)
     form = StepForm.down(tokens, slots, limits())
     launch(kernel("expert_matmul", "down", (*_macros(w2, STEP, 0, slots), *form.defines), form.shared_bytes),
-           (width // (2 * ROWS),), (THREADS,), [mid, fields, shared_mid, selected, w2.raw, shared[2].raw, tokens, out],
-           form.shared_bytes)
+           (width // (2 * ROWS),), (form.threads,),
+           [mid, fields, shared_mid, selected, w2.raw, shared[2].raw, tokens, out], form.shared_bytes)
 
 
 def _tiles(x, selected, weight, w1, w3, w2, shared, limit, out):

@@ -24,7 +24,8 @@ CASES = {
                      f"{DENSE} VECTORS=16 PHASES=2 DEPTH=2 ROUNDS=1", f"{BATCH} K=4096 VECTORS=8 SHARES=1",
                      *(f"PLAIN=1 K=512 KIND={kind}" for kind in (0, 1, *TYPES.values()))],
     "dequantize": [f"KIND={kind} WIDTH=4096 OUT=__half ARRANGED={int(kind == 8)}" for kind in (0, 1, *TYPES.values())],
-    "expert_matmul": [f"FORM=3 KIND=16 MOST=1 DEPTH=2 {GATE_UP}", f"FORM=3 KIND=10 MOST=16 DEPTH=3 {DOWN}",
+    "expert_matmul": [f"FORM=3 KIND=16 MOST=1 DEPTH=2 TEAM=8 {GATE_UP}", f"FORM=3 KIND=10 MOST=16 DEPTH=3 {DOWN}",
+                      f"FORM=3 KIND=16 MOST=16 DEPTH=2 TEAM=4 {GATE_UP}",
                       "FORM=2 OUT=float", "FORM=2 OUT=__half", *(
         f"FORM={form} KIND={TYPES[name]} {matrices}" for name in OF_EXPERTS for matrices in (GATE_UP, DOWN)
         for form in ("0 MOST=1 WIDE_CODEBOOK=0", "0 MOST=4 WIDE_CODEBOOK=0", "1 M=1", "1 M=4")),
