@@ -44,6 +44,17 @@ struct Tables {
     DEVICE u32 nibbles(u32 rows, u32 signs, int o) const { return entry<0>(rows, o) | entry<BOOK_BYTES>(signs, o); }
 };
 
+// Its upper half: on the units that multiply, where those that shift are busy.
+DEVICE u32 upper(u32 word) {
+#if DS4_ARCH
+    u32 v;
+    asm("dp2a.lo.u32.u32 %0, %1, 256, 0;" : "=r"(v) : "r"(word));
+    return v;
+#else
+    return word >> 16;
+#endif
+}
+
 // y[token][0, 1] += rows g, g + 8 times half of a tile's columns, 64 times too large: this lane's 32 of them, decoded
 // once for all tokens. b: octets, as columns of B.
 template <int TOKENS>
@@ -53,7 +64,7 @@ DEVICE void multiply(float (&y)[TOKENS][2], const Quad& c, const Quad (&b)[AT_ON
     for (int o = 0; o < 4; ++o) {
         u32 n0 = tables.nibbles(c.w[0], c.w[1], o), n1 = tables.nibbles(c.w[2], c.w[3], o);
         u32 a[4] = {bytes_of(IQ2_CODES, IQ2_MINUS, n0), bytes_of(IQ2_CODES, IQ2_MINUS, n1),
-                    bytes_of(IQ2_CODES, IQ2_MINUS, n0 >> 16), bytes_of(IQ2_CODES, IQ2_MINUS, n1 >> 16)};
+                    bytes_of(IQ2_CODES, IQ2_MINUS, upper(n0)), bytes_of(IQ2_CODES, IQ2_MINUS, upper(n1))};
 #pragma unroll
         for (int t = 0; t < TOKENS; ++t) mma_bytes(acc[t], a, b[t][o / 2].w[o % 2 * 2], b[t][o / 2].w[o % 2 * 2 + 1]);
     }
