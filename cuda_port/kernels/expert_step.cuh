@@ -17,14 +17,20 @@
 
 extern __shared__ __align__(16) u8 memory[];
 
-// order: pair | expert << 16, ascending by expert. All threads; `experts` is scratch, and order's writes are seen.
-DEVICE void sort_pairs(const int* selected, int pairs, int* experts, int* order) {
-    for (int i = threadIdx.x; i < pairs; i += THREADS) experts[i] = selected[i];
+// order: pair | expert << 16, ascending. All threads; `keys` is scratch of 16 bytes for four pairs, and order's writes
+// are seen.
+DEVICE void sort_pairs(const int* selected, int pairs, int* keys, int* order) {
+    int padded = (pairs + 3) / 4 * 4;
+    for (int i = threadIdx.x; i < padded; i += THREADS) keys[i] = i < pairs ? selected[i] << 16 | i : 0x7fffffff;
     __syncthreads();
     for (int i = threadIdx.x; i < pairs; i += THREADS) {
-        int e = experts[i], place = 0;
-        for (int j = 0; j < pairs; ++j) place += experts[j] < e || (experts[j] == e && j < i);
-        order[place] = i | e << 16;
+        int key = keys[i], place = 0;
+#pragma unroll 4
+        for (int j = 0; j < padded; j += 4) {
+            int4 v = *(const int4*)(keys + j);
+            place += (v.x < key) + (v.y < key) + (v.z < key) + (v.w < key);
+        }
+        order[place] = key;
     }
     __syncthreads();
 }
