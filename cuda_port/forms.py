@@ -19,7 +19,7 @@ STAGED_BYTES = 32 * 1024    # of vectors that it encodes at a time, or of two se
 # Instructions of a group of lanes, counted in machine code: for a slice, and for each four vectors; for the rest of a
 # round of tiles. A quarter of a multiprocessor issues so many a cycle. Then cycles for each column of each vector, of
 # which most is reading them from the second cache, and for adding up what a cluster has found.
-SLICE_INSTRUCTIONS = {"Q8_0": (90, 45), "F16": (75, 16)}
+SLICE_INSTRUCTIONS = {"Q8_0": (80, 32), "F16": (70, 6)}
 ROUND_INSTRUCTIONS = 150
 ISSUED = 0.75
 CYCLES_ENCODING, CYCLES_ADDING = 0.2, 2800

@@ -59,6 +59,7 @@ DEVICE void multiply(float (&acc)[M][4][4], const __half* x, const int* from, co
                 Quad a = *(const Quad*)(tile + 16 * m * PITCH + 32 * i);
                 Quad b = *(const Quad*)(tile + (16 * m + 8) * PITCH + 32 * i);
                 u32 first[4] = {a.w[0], b.w[0], a.w[1], b.w[1]}, second[4] = {a.w[2], b.w[2], a.w[3], b.w[3]};
+                own(first), own(second);
 #pragma unroll
                 for (int j = 0; j < 4; ++j) {
                     mma(acc[m][j], first, w[j][0], w[j][1]);

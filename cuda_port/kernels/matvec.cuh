@@ -79,6 +79,13 @@ struct SharedVectors {
     }
 };
 
+// Four words of A for several products. The compiler would copy them anew for each of those; it cannot know that this
+// changes nothing, and keeps what comes out.
+DEVICE void own(u32 (&w)[4]) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) w[i] ^= threadIdx.y;
+}
+
 // acc[tile][0, 2] += a slice of rows g, g + 8 times vectors.
 template <int TILES, class From, class Vectors>
 DEVICE void consume_q8(float (&acc)[TILES][4], const From& s, const Vectors& vectors) {
@@ -93,6 +100,7 @@ DEVICE void consume_q8(float (&acc)[TILES][4], const From& s, const Vectors& vec
         for (int i = 0; i < 2; ++i) {
             float by0 = half_bits(d0.w[c] >> 16 * i), by1 = half_bits(d1.w[c] >> 16 * i);
             u32 w[4] = {a.w[2 * i], b.w[2 * i], a.w[2 * i + 1], b.w[2 * i + 1]};
+            if (TILES > 1) own(w);
 #pragma unroll
             for (int n = 0; n < TILES; ++n) {
                 int dot[4] = {};
@@ -117,6 +125,7 @@ DEVICE void consume_f16(float (&acc)[TILES][4], const From& s, const Vectors& ve
     for (int c = 0; c < 2; ++c) {
         Quad a = s.get(c), b = s.get(2 + c);
         u32 first[4] = {a.w[0], b.w[0], a.w[1], b.w[1]}, second[4] = {a.w[2], b.w[2], a.w[3], b.w[3]};
+        if (TILES > 1) own(first), own(second);
 #pragma unroll
         for (int n = 0; n < TILES; ++n) {
             Quad x = vectors.get(n, c);
