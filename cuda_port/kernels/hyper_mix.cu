@@ -28,7 +28,9 @@ DEVICE void factors(const float* sums, float scale, const float* base, float hc_
     for (int n = 0; n < N; ++n) by[n] *= r;
 }
 
-#if STEP
+#if defined(PARTS)
+#include "hyper_parts.cuh"
+#elif STEP
 // TOKENS in turn are a cluster of CLUSTER blocks, a thread PASSES pairs of channels of one stream. Macros: PAIRS of a
 // block's pass; D = 2 PAIRS PASSES CLUSTER. sums [T, SUMS] are left to `way_back`.
 #define THREADS (N * PAIRS)

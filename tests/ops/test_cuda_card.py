@@ -126,6 +126,19 @@ def test_hyper_connections(tokens, updated, normal, rng):
         near(found, expected, EXACT)
 
 
+def test_a_launch_that_takes_another_s_place_in_a_graph(normal, rng):
+    """MLX keeps a graph for its shape, here of one or two launches, and has it launch other kernels the next time."""
+    head = ops.Blocks(mx.array((rng.normal(size=(4, 4 * 4096)) * 0.01).astype(np.float16).view(np.uint8)), "F16")
+    streams, numbers = normal(1, 4, 4096), (normal(1), normal(4), normal(4096))
+    logits, bias = normal(1, 256), normal(256)
+    for _ in range(2):
+        near(*both(lambda: ops.hyper_output(streams, head, None, *numbers, EPS, EPS)), EXACT)
+        (selected, weight), (expected, expected_weight) = both(
+            lambda: ops.route(logits, bias, None, mx.zeros(1, mx.int32), SLOTS, 1.5))
+        np.testing.assert_array_equal(np.array(selected), np.array(expected))
+        near(weight, expected_weight, EXACT)
+
+
 @pytest.mark.parametrize("tokens", [1, 40])
 def test_routes(tokens, normal, rng):
     logits, bias = normal(tokens, 256), normal(256) * 0.1

@@ -130,6 +130,12 @@ def test_what_is_launched_compiles(case, tmp_path):
         assert result.returncode == 0, result.stderr[:2000]
 
 
+@pytest.mark.parametrize("case", CASES)
+def test_nothing_runs_in_clusters_which_a_graph_of_mlx_would_hand_on_to_other_kernels(case):
+    for kernel, inputs, outputs, *_ in launches(case):
+        assert not re.search(r"cluster_dims\(\d", kernel.text(inputs, outputs))
+
+
 def test_sizes_of_inputs_follow_the_outputs_as_numbers():
     kernel = cuda_kernel.kernel("route", "f(x, y, x_shape[1], w_shape[0]);", ("x", "w"), ("y",))
     text = kernel.text([zeros(2, 3), zeros(4, dtype=mx.uint8)], [((1,), mx.int32)])

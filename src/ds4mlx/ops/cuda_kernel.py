@@ -4,6 +4,9 @@ The text is the one that cuda_port compiles, in which kernels become functions, 
 sizes…) { body }`, whose body calls one of them. Numbers reach it as macros, or as sizes of inputs (`x_shape[0]`).
 MLX's `cuda_kernel` would compile such a text itself, but with headers that take it two seconds, one after another, in
 every process anew: so NVRTC is called here, and MLX launches what it made.
+
+Blocks never run as clusters here. MLX keeps its graphs by what depends on what and updates one for other kernels, and
+an update leaves a node's clusters as they were: a kernel without them would run in those of the one before it.
 """
 import os
 import re
@@ -40,7 +43,7 @@ AS_FUNCTIONS = """#include <cuda_fp16.h>
 """
 AS_KERNEL = """
 #undef __global__
-extern "C" __attribute__((global)) __attribute__((launch_bounds({threads}, {blocks}))){cluster} void """
+extern "C" __attribute__((global)) __attribute__((launch_bounds({threads}, {blocks}))) void """
 
 Observer = Callable[["CudaKernel", Sequence[mx.array], Sequence[Output], Size, Size], None]
 _observers: list[Observer] = []
@@ -89,16 +92,14 @@ class CudaKernel:
 
 @cache
 def kernel(stem: str, call: str, inputs: tuple[str, ...], outputs: tuple[str, ...], defines: Defines = (),
-           threads: int = 256, blocks: int = 1, shared_bytes: int = 0, cluster: int = 1) -> CudaKernel:
+           threads: int = 256, blocks: int = 1, shared_bytes: int = 0) -> CudaKernel:
     """The kernel whose body is `call` to entries of cuda_port/kernels/STEM.cu, compiled with macros.
 
     `call`, one or more statements in C++, knows inputs and outputs as pointers, and sizes as NAME_shape[i].
-    blocks: that are to share a multiprocessor; shared_bytes: dynamic shared memory; cluster: blocks side by side that
-    run together.
+    blocks: that are to share a multiprocessor; shared_bytes: dynamic shared memory.
     """
     macros = "".join(f"#define {name} {value}\n" for name, value in defines)
-    together = f" __attribute__((cluster_dims({cluster}, 1, 1)))" if cluster > 1 else ""
-    header = AS_FUNCTIONS + macros + source(stem) + AS_KERNEL.format(threads=threads, blocks=blocks, cluster=together)
+    header = AS_FUNCTIONS + macros + source(stem) + AS_KERNEL.format(threads=threads, blocks=blocks)
     sizes = sorted({(inputs.index(name), int(axis)) for name, axis in SIZE.findall(call)})
     # MLX keeps what it has loaded by name, with the shared memory it was first launched with.
     mark = sha256(repr((header, call, inputs, outputs, shared_bytes)).encode()).hexdigest()[:16]
@@ -143,12 +144,6 @@ def limits() -> Limits:
     """Of the card; of a Hopper card where there is none."""
     found = [_attribute(which) for which in ATTRIBUTES]
     return Limits(*found) if None not in found else HOPPER
-
-
-@cache
-def clusters() -> bool:
-    """Whether blocks can run as clusters."""
-    return (_attribute(CAPABILITY[0]) or 9) >= 9
 
 
 def _attribute(which: int) -> int | None:
