@@ -166,3 +166,19 @@ def test_rows_of_tokens_and_of_groups(tokens, normal, tables, rng):
         (after, rows), (expected_after, expected_rows) = both(lambda: ops.compress_token(*inputs))
         near(after, expected_after, EXACT)
         assert np.mean(np.array(rows) != np.array(expected_rows)) < 5e-3
+
+
+@pytest.mark.parametrize("kinds", [((4, 2, 512, "fp8"), (4, 2, 128, "fp4")), ((128, 1, 512, "fp8"),)], ids=str)
+def test_what_a_step_keeps_in_one_launch(kinds, normal, tables, rng):
+    turn, positions = tables(3), mx.array([4100, 4103, 255], mx.int32)
+    groups = [ops.Group(normal(3, overlap * width), normal(3, overlap * width),
+                        normal(3, overlap * ratio, 2, overlap * width), normal(ratio, overlap * width), normal(width),
+                        *turn, packing) for ratio, overlap, width, packing in kinds]
+    inputs = normal(3, 1024), normal(3, 512), normal(1024), normal(512), *turn, \
+        ops.fp8_pack(normal(3, 128, 512), 64), positions, True, EPS, groups
+    (qr, rings, kept), (expected_qr, expected_rings, expected) = both(lambda: ops.keep_step(*inputs))
+    near(qr, expected_qr, EXACT)
+    assert np.mean(np.array(rings) != np.array(expected_rings)) < 1e-3    # a code may fall to the other side
+    for (after, rows), (expected_after, expected_rows) in zip(kept, expected, strict=True):
+        near(after, expected_after, EXACT)
+        assert np.mean(np.array(rows) != np.array(expected_rows)) < 5e-3

@@ -76,6 +76,15 @@ def between_products(tokens):
     ops.route(zeros(tokens, 256), None, zeros(512, S, dtype=mx.int32), positions, S, 1.5)
 
 
+def kept(sequences):
+    at, held = zeros(sequences, dtype=mx.int32), []
+    for width, packing in ((512, "fp8"), (128, "fp4")):
+        k, frontiers, ape = zeros(sequences, 2 * width), zeros(sequences, 8, 2, 2 * width), zeros(4, 2 * width)
+        held.append(ops.Group(k, k, frontiers, ape, zeros(width), *tables(sequences), packing))
+    ops.keep_step(zeros(sequences, 1024), zeros(sequences, 512), zeros(1024), zeros(512), *tables(sequences),
+                  zeros(sequences, 128, 584, dtype=mx.uint8), at, True, 1e-6, held)
+
+
 def compressor(ratio, width, packing, overlap):
     columns, held = width * overlap, ratio * overlap
     ops.compress_token(zeros(2, columns), zeros(2, columns), zeros(2, held, 2, columns), zeros(ratio, columns),
@@ -91,7 +100,8 @@ CASES = {"dense, a token": lambda: dense(T1), "dense, 16": lambda: dense(16), "d
          **{f"a step's attention, chosen {chosen}": lambda chosen=chosen: attention_step(2, chosen)
             for chosen in (False, True)},
          **{f"hyper-connections, {tokens}": lambda tokens=tokens: hyper(tokens) for tokens in (T1, 16, T40)},
-         "between products": lambda: between_products(T1), "compressor, 4": lambda: compressor(4, 512, "fp8", 2),
+         "between products": lambda: between_products(T1), "what a step keeps": lambda: kept(2),
+         "compressor, 4": lambda: compressor(4, 512, "fp8", 2),
          "compressor, index": lambda: compressor(4, 128, "fp4", 2),
          "compressor, 128": lambda: compressor(128, 512, "fp8", 1),
          "indexer, a token": lambda: indexer(T1), "indexer, 40": lambda: indexer(T40)}

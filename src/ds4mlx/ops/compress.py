@@ -6,34 +6,12 @@ halves ([:w]) of the group before with the own halves ([w:]) of its own group.
 import mlx.core as mx
 
 from ds4mlx.cuda_port.source import Defines
-from ds4mlx.ops import cuda_kernel, native_step
+from ds4mlx.ops import cuda_kernel, keep_cuda, native_step
 from ds4mlx.ops.dispatch import pick
 from ds4mlx.ops.kernel import Template, kernel
 from ds4mlx.ops.kv_round import Packing, pack, pack_bytes
 from ds4mlx.ops.rope_tail import reference as rope_reference
 
-COPIED_BYTES = 32768    # of a frontier, by a block on CUDA
-# Block 0 of a sequence makes the row, from the ring as it was and the token; the others copy the ring, with the token.
-TOKEN_CUDA = """
-int b = blockIdx.y, position = positions[b];
-const int columns = ::Group::COLUMNS, ring = ::Group::HELD * 2 * columns;
-const float *from = frontiers + (size_t)b * ring, *own_k = k + (size_t)b * columns, *own_s = s + (size_t)b * columns;
-if (blockIdx.x == 0) {
-    u8* out = (u8*)made + (size_t)b * ROW;
-    if ((position + 1) % RATIO == 0)
-        ::rows(own_k, own_s, (const u8*)from, ape, norm, cosine + b * (R / 2), sine + b * (R / 2),
-               out - (size_t)(position / RATIO) * ROW, none, position, EPS);
-    else for (int i = threadIdx.x; i < ROW; i += blockDim.x) out[i] = 0;
-    return;
-}
-float* to = after + (size_t)b * ring;
-int slot = position % ::Group::HELD, blocks = gridDim.x - 1;
-for (int i = (blockIdx.x - 1) * blockDim.x + threadIdx.x; i < ring / 4; i += blocks * blockDim.x)
-    if (4 * i / (2 * columns) != slot) ((float4*)to)[i] = ((const float4*)from)[i];
-::Group group = {0, 0, 0, ape, 0};
-for (int i = threadIdx.x; blockIdx.x == 1 && i < columns; i += blockDim.x)
-    group.put(to, position, i, own_k[i], own_s[i]);
-"""
 PARTS_CHANNELS = 2048  # threads of a row times four: 512 threads, whose sums fit threadgroup memory
 
 
@@ -88,7 +66,7 @@ def token_cpu(k, s, frontiers, ape, norm, cos, sin, positions, packing, eps):
 
 def step_cuda(k, s, frontier, ape, norm, cos, sin, start, before, packing, eps):
     (T, columns), ratio, groups, width = k.shape, ape.shape[0], cos.shape[0], norm.shape[0]
-    if not _cuda_fits(width, 2 * cos.shape[1], packing):
+    if not keep_cuda.group_fits(width, 2 * cos.shape[1], packing):
         return step_reference(k, s, frontier, ape, norm, cos, sin, start, before, packing, eps)
     n, held, done = frontier.shape[0], columns // width * ratio, before + groups * ratio
     left = n + T - done + (ratio if columns > width and done else 0)
@@ -112,20 +90,12 @@ def step_cuda(k, s, frontier, ape, norm, cos, sin, start, before, packing, eps):
 
 
 def token_cuda(k, s, frontiers, ape, norm, cos, sin, positions, packing, eps):
-    (B, held, _, columns), width = frontiers.shape, norm.shape[0]
-    if not _cuda_fits(width, 2 * cos.shape[1], packing):
+    width, R = norm.shape[0], 2 * cos.shape[1]
+    if not keep_cuda.group_fits(width, R, packing):
         return token_reference(k, s, frontiers, ape, norm, cos, sin, positions, packing, eps)
-    macros, row = _cuda_macros(ape, norm, cos, columns, packing)
-    names = "k", "s", "frontiers", "ape", "norm", "cosine", "sine", "positions", "none"
-    call = TOKEN_CUDA.replace("EPS", f"{float(eps)!r}f")
-    after, made = cuda_kernel.kernel("compress", call, names, ("after", "made"), macros, width)(
-        [k, s, frontiers, ape, norm, cos, sin, positions, cuda_kernel.zeros(1)],
-        [(frontiers.shape, mx.float32), ((B, row[0]), row[1])], (1 + -(-8 * held * columns // COPIED_BYTES), B))
-    return after, made
-
-
-def _cuda_fits(width: int, R: int, packing: Packing | None) -> bool:
-    return width % 64 == 0 and width <= 1024 and R < width and (packing != "fp4" or width & (width - 1) == 0)
+    part = keep_cuda.group_part(0, k, s, frontiers, ape, norm, cos, sin, packing)
+    _, row = _cuda_macros(ape, norm, cos, frontiers.shape[3], packing)
+    return tuple(keep_cuda.launch(positions, [part], keep_cuda.sizes(width, width, R, *row), eps))
 
 
 def _cuda_macros(ape: mx.array, norm: mx.array, cos: mx.array, columns: int,

@@ -2,30 +2,13 @@
 import mlx.core as mx
 import numpy as np
 
-from ds4mlx.cuda_port.source import Defines
-from ds4mlx.ops import cuda_kernel, native_step
+from ds4mlx.ops import cuda_kernel, keep_cuda, native_step
 from ds4mlx.ops.dispatch import pick
 from ds4mlx.ops.kernel import Input, kernel
 from ds4mlx.ops.kv_round import pack, pack_bytes
 from ds4mlx.ops.rope_tail import reference as rope_reference
 
 COPIED = 8  # words of the window that one thread copies
-COPYING = 8  # blocks of a sequence, on CUDA, that copy its window
-# Blocks 0 and 1 of a sequence make queries and row, the others copy the other rows.
-STEP_CUDA = """
-__shared__ float shared[LANES];
-size_t b = blockIdx.y, at = b * windows_shape[1] * ROW, place = positions[b] % windows_shape[1];
-const unsigned* from = (const unsigned*)((const u8*)windows + at);
-unsigned* to = (unsigned*)((u8*)after + at);
-if (blockIdx.x == 0) ::normalise(q + b * Q, q_norm, qr + b * Q, Q, EPS, shared);
-if (blockIdx.x == 1)
-    ::new_row(kv + b * D, kv_norm, cosine + b * (R / 2), sine + b * (R / 2), (u8*)(to + place * (ROW / 4)), EPS,
-              shared);
-if (blockIdx.x < 2) return;
-int blocks = gridDim.x - 2;
-for (int i = (blockIdx.x - 2) * blockDim.x + threadIdx.x; i < windows_shape[1] * (ROW / 4); i += blocks * blockDim.x)
-    if (i / (ROW / 4) != place) to[i] = from[i];
-"""
 
 
 def latent(q: mx.array, kv: mx.array, q_norm: mx.array, kv_norm: mx.array, cos: mx.array, sin: mx.array,
@@ -120,34 +103,21 @@ def step_metal(q, kv, q_norm, kv_norm, cos, sin, windows, positions, packed, eps
 
 def cuda(q, kv, q_norm, kv_norm, cos, sin, window, packed, eps):
     (T, D), R = kv.shape, 2 * cos.shape[1]
-    if not T or not _cuda_fits(D, R):
+    if not T or not keep_cuda.latent_fits(D, R):
         return reference(q, kv, q_norm, kv_norm, cos, sin, window, packed, eps)
     call = f"::latent(q, kv, q_norm, kv_norm, cosine, sine, qr, (u8*)rows, {float(eps)!r}f);"
     qr, rows = cuda_kernel.kernel("latent", call, ("q", "kv", "q_norm", "kv_norm", "cosine", "sine"), ("qr", "rows"),
-                                  _cuda_macros(q, D, R, window), D)(
+                                  keep_cuda.sizes(q.shape[1], D, R, *_row(kv, cos, packed)), D)(
         [q, kv, q_norm, kv_norm, cos, sin], [(q.shape, mx.float32), ((T, window.shape[1]), window.dtype)], (T, 2))
     return qr, mx.concatenate([window, rows]) if window.size else rows
 
 
 def step_cuda(q, kv, q_norm, kv_norm, cos, sin, windows, positions, packed, eps):
-    (B, D), R = kv.shape, 2 * cos.shape[1]
-    if not _cuda_fits(D, R):
+    (_, D), R = kv.shape, 2 * cos.shape[1]
+    if not keep_cuda.latent_fits(D, R):
         return step_reference(q, kv, q_norm, kv_norm, cos, sin, windows, positions, packed, eps)
-    call = STEP_CUDA.replace("EPS", f"{float(eps)!r}f")
-    names = "q", "kv", "q_norm", "kv_norm", "cosine", "sine", "windows", "positions"
-    qr, after = cuda_kernel.kernel("latent", call, names, ("qr", "after"), _cuda_macros(q, D, R, windows), D)(
-        [q, kv, q_norm, kv_norm, cos, sin, windows, positions],
-        [(q.shape, mx.float32), (windows.shape, windows.dtype)], (2 + COPYING, B))
-    return qr, after
-
-
-def _cuda_fits(D: int, R: int) -> bool:
-    return D % 64 == 0 and D <= 1024 and R % 4 == 0 and R < D and (D - R) % 64 == 0
-
-
-def _cuda_macros(q: mx.array, D: int, R: int, window: mx.array) -> Defines:
-    return (("D", D), ("R", R), ("ROW", window.shape[-1] * window.itemsize), ("PACKED", int(window.dtype == mx.uint8)),
-            ("RATIO", 0), ("PAGE_ROWS", 1), ("RING", 1), ("Q", q.shape[1]))
+    part = keep_cuda.latent_part(q, kv, q_norm, kv_norm, cos, sin, windows)
+    return tuple(keep_cuda.launch(positions, [part], keep_cuda.sizes(q.shape[1], D, R, *_row(kv, cos, packed)), eps))
 
 
 def _has_kernel(q: mx.array, kv: mx.array, cos: mx.array) -> bool:

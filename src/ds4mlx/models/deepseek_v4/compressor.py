@@ -21,16 +21,14 @@ class Compressor(nn.Module):
         self.norm: mx.array | None = None
         self.ratio, self.columns, self.packing, self.eps = ratio, columns, packing, config.rms_norm_eps
 
-    def __call__(self, k: mx.array, s: mx.array, tokens: Chunk | Batch,
-                 state: CompressorState | StackedCompressor) -> None:
+    def __call__(self, k: mx.array, s: mx.array, chunk: Chunk, state: CompressorState) -> None:
         """Keep the rows that the products k, s [T, columns] of wkv and wgate complete, and what is still needed."""
-        tables = tokens.group_tables(self.ratio)
-        if isinstance(tokens, Batch):
-            state.frontiers, rows = ops.compress_token(k, s, state.frontiers, self.ape, self.norm, *tables,
-                                                       tokens.at, self.ratio, self.packing, self.eps)
-            tokens.keep(rows, state.pool)
-        else:
-            state.frontier, rows = ops.compress_step(k, s, state.frontier, self.ape, self.norm, *tables, tokens.start,
-                                                     self.ratio, self.packing, self.eps)
-            if rows is not None:
-                state.rows.write(tokens.start // self.ratio, rows)
+        state.frontier, rows = ops.compress_step(k, s, state.frontier, self.ape, self.norm,
+                                                 *chunk.group_tables(self.ratio), chunk.start, self.ratio, self.packing,
+                                                 self.eps)
+        if rows is not None:
+            state.rows.write(chunk.start // self.ratio, rows)
+
+    def group(self, k: mx.array, s: mx.array, batch: Batch, state: StackedCompressor) -> ops.Group:
+        """The same of a step, for `ops.keep_step` to do."""
+        return ops.Group(k, s, state.frontiers, self.ape, self.norm, *batch.group_tables(self.ratio), self.packing)
