@@ -1,10 +1,11 @@
 """Settings: flags over environment over file over default, and an error that names what is wrong."""
+import os
 from pathlib import Path
 from typing import Literal, get_args, get_origin
 
 import pytest
 
-from ds4mlx.config import BOUNDS, Settings, cache_dir, color_wanted, state_dir
+from ds4mlx.config import BOUNDS, Settings, cache_dir, color_wanted, state_dir, suggest
 from ds4mlx.errors import UsageError
 
 
@@ -171,3 +172,10 @@ def test_a_dumb_terminal_is_not_coloured(monkeypatch):
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "dumb")
     assert not color_wanted("auto", True) and color_wanted("always", True)
+
+
+def test_what_is_suggested_to_a_library_leaves_what_the_user_has_set(monkeypatch):
+    monkeypatch.setenv("LIBRARY_GRAPHS", "4")
+    monkeypatch.delenv("LIBRARY_BYTES", raising=False)
+    suggest({"LIBRARY_GRAPHS": "100", "LIBRARY_BYTES": "7"})
+    assert (os.environ["LIBRARY_GRAPHS"], os.environ.pop("LIBRARY_BYTES")) == ("4", "7")

@@ -175,6 +175,12 @@ def color_wanted(choice: Literal["auto", "always", "never"], terminal: bool) -> 
     return choice == "always" or choice == "auto" and terminal and not dumb() and not os.environ.get("NO_COLOR")
 
 
+def suggest(values: Mapping[str, str]) -> None:
+    """To libraries that read the environment themselves: what they take where nothing is set."""
+    for name, value in values.items():
+        os.environ.setdefault(name, value)
+
+
 def dumb() -> bool:
     """Whether the terminal, if there is one, says that it can move no cursor."""
     return os.environ.get("TERM") == "dumb"

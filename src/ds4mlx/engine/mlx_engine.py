@@ -9,7 +9,7 @@ import mlx.core as mx
 import numpy as np
 
 from ds4mlx import ops
-from ds4mlx.config import Settings
+from ds4mlx.config import Settings, suggest
 from ds4mlx.engine import mlx_memory, mlx_taps
 from ds4mlx.engine.mlx_decode import Decoder
 from ds4mlx.engine.mlx_session import MLXSession
@@ -21,13 +21,15 @@ from ds4mlx.models.deepseek_v4.directions import Steering, read_steering
 from ds4mlx.models.deepseek_v4.state import Pools
 from ds4mlx.models.fingerprint import weights_fp
 from ds4mlx.models.registry import label
-from ds4mlx.ops import native
+from ds4mlx.ops import cuda_kernel, native
 
 
 def open_mlx(settings: Settings, path: Path) -> "MLXEngine":
     """The engine for the GGUF at `path`. Raises ModelFileError before weights are read, DoesNotFit before they are
     allocated."""
     file = GGUF.open(path)
+    if ops.device() == "cuda":
+        suggest(cuda_kernel.GRAPHS)
     ops.use(settings.ops, settings.quality)
     try:
         return MLXEngine(file, settings)
