@@ -50,6 +50,15 @@ def test_products_of_a_few_tokens(tokens, random_blocks, normal):
         near(y, np.array(x, np.float64) @ dequantize(raw, kind).T, BYTES)
 
 
+def test_groups_of_rows_for_many_tokens(random_blocks, normal):
+    raw, x = random_blocks("Q8_0", 1024, 512), normal(40, 8 * 512)
+    with ops.only("cuda"):
+        y = ops.dense_matmul(x, ops.arrange(ops.Blocks(mx.array(raw), "Q8_0")), groups=8)
+    w = dequantize(raw, "Q8_0").reshape(8, 128, 512)
+    expected = np.einsum("tgk,gnk->tgn", np.array(x, np.float64).reshape(40, 8, 512), w)
+    near(y, expected.reshape(40, 1024), HALVES)     # TF32, as below
+
+
 def test_arranged_rows_decode_to_the_same_weights(random_blocks):
     raw = random_blocks("Q8_0", 64, 512)
     with ops.only("cuda"):

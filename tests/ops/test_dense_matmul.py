@@ -7,6 +7,7 @@ import pytest
 from ds4mlx import ops
 from ds4mlx.gguf.dequant import dequantize
 from ds4mlx.metal_kernels.emulator import checking, counting
+from ds4mlx.ops.dense_matmul import product_decoded, reference
 
 KINDS = ["F32", "F16", "BF16", "Q8_0", "Q2_K", "Q4_K", "IQ2_XXS", "MXFP4"]
 FLOAT = 2e-5  # float32 sums of 512 products in another order, relative to the largest result
@@ -118,6 +119,12 @@ def test_a_matrix_larger_than_a_slab(random_blocks, rng, monkeypatch):
     x, w, expected = case(random_blocks, rng, 2, "Q8_0", 11, 256)
     with ops.only("reference"):
         assert_near(ops.dense_matmul(x, w), expected)
+
+
+def test_groups_decoded_and_multiplied_at_once_are_the_same(random_blocks, rng):
+    w = ops.Blocks(mx.array(random_blocks("Q8_0", 12, 64)), "Q8_0")
+    x = mx.array(rng.normal(size=(5, 3 * 64)).astype(np.float32))
+    assert_near(product_decoded(x, w, 3), np.array(reference(x, w, 3)))
 
 
 def test_groups_that_do_not_divide_the_rows_are_refused(random_blocks):

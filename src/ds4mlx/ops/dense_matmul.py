@@ -79,7 +79,7 @@ def cuda_each(x: mx.array, ws: Sequence[Blocks]) -> list[mx.array]:
 
 
 def _cuda_products(x: mx.array, ws: Sequence[Blocks], groups: int = 1) -> list[mx.array]:
-    """[T, N_i] for each matrix: those that there is a kernel for in launches of MATRICES, the rest by the reference."""
+    """[T, N_i] for each matrix: those that there is a kernel for in launches of MATRICES, the rest decoded."""
     few = 0 < x.shape[0] <= CUDA_TOKENS and x.shape[1] // groups % BLOCK == 0
     fast = [few and (w.kind == "F16" or w.arranged) and w.shape[0] // groups % CUDA_ROWS == 0 for w in ws]
     floats, done = x.astype(mx.float32), []
@@ -87,7 +87,17 @@ def _cuda_products(x: mx.array, ws: Sequence[Blocks], groups: int = 1) -> list[m
     for start in range(0, len(ready), MATRICES):
         done += _cuda_launch(floats, ready[start:start + MATRICES], groups)
     fast_ones = iter(done)
-    return [next(fast_ones) if is_fast else reference(x, w, groups) for w, is_fast in zip(ws, fast, strict=True)]
+    return [next(fast_ones) if is_fast else product_decoded(x, w, groups)
+            for w, is_fast in zip(ws, fast, strict=True)]
+
+
+def product_decoded(x: mx.array, w: Blocks, groups: int) -> mx.array:
+    """`reference`, with all groups of rows decoded and multiplied at once where a slab holds them."""
+    T, K = x.shape[0], x.shape[1] // groups
+    if groups == 1 or w.shape[0] * K > SLAB_WEIGHTS:
+        return reference(x, w, groups)
+    by_group = decoded(w).reshape(groups, -1, K).swapaxes(1, 2)
+    return (x.astype(mx.float32).reshape(T, groups, K).swapaxes(0, 1) @ by_group).swapaxes(0, 1).reshape(T, -1)
 
 
 def _cuda_launch(x: mx.array, ws: Sequence[Blocks], groups: int) -> list[mx.array]:
