@@ -41,8 +41,10 @@ STAGE_BYTES = 2 * 1344 + 2 * 256 + 16 * 8   # of a pair on its way to `down`, fo
 
 MANY = 1 << 30
 CHUNK_FORMS = (64, 64, 16), (16, 64, 4), (32, 32, 4), (16, 32, 2)   # attention: heads, keys of a tile, groups of lanes
-STEP_HEADS, STEP_GROUPS = 16, 8     # of a block; a token's keys are split over as many blocks as a cluster can have
-STEP_KEYS = 32, 80          # of a tile
+STEP_HEADS = 16             # of a block; a token's keys are split over as many blocks as a cluster can have
+# Keys of a tile, by groups of lanes (16 where a multiprocessor has one block): of those that may hold a block's whole
+# slice, then of those that longer ones are cut into. 320 take 32.1 us in tiles of 64, 33.4 of 128, 34.5 of 80.
+STEP_KEYS = {8: ((32, 80), (80,)), 16: ((32, 64, 80, 128), (128, 64))}
 # Slices of a token's keys, and blocks that share a multiprocessor, where there are at most so many blocks for each of
 # these (clusters do not fit them all) and so many keys: the fastest of those measured with 1 to 16 tokens.
 SLICES = ((8, 1, 0.88, MANY), (4, 1, 0.9, 320), (2, 1, 1, 160), (8, 2, 1.76, MANY), (4, 2, 1.76, MANY),
@@ -315,15 +317,18 @@ class AttendForm:
         blocks = -(-heads // STEP_HEADS) * tokens
         slices, together = next((form[:2] for form in SLICES if blocks * form[0] <= form[2] * limits.processors
                                  and keys <= form[3]), SLICES[-1][:2])
-        least, tile = STEP_KEYS[0], next((n for n in STEP_KEYS if n * slices >= keys), STEP_KEYS[-1])
+        groups = 16 if together == 1 and channels % 256 == 0 else 8
+        whole, parts = STEP_KEYS[groups]
+        own = -(-keys // slices)
+        least, tile = whole[0], next((n for n in whole if n >= own), min(parts, key=lambda n: -own % n))
         for tile, together in (tile, together), (least, together), (least, 1):
             shared = (2 * tile * (channels + 8) + 2 * STEP_HEADS * (tile + 8) + 12 * STEP_HEADS + 8 * tile
                       + max(2 * STEP_HEADS * (channels + 8), 16 * STEP_HEADS * (tile + 4))
                       + 4 * STEP_HEADS * channels * (clustered and together == 1))
             if shared <= limits.of_block_bytes and together * (shared + BLOCK_OWN_BYTES) <= limits.of_processor_bytes:
-                defines = (("STEP", 1), ("KEYS", tile), ("GROUPS", STEP_GROUPS), ("CLUSTERED", int(clustered)),
+                defines = (("STEP", 1), ("KEYS", tile), ("GROUPS", groups), ("CLUSTERED", int(clustered)),
                            ("SLICES", slices), ("BLOCKS", together))
-                return cls(defines, shared, STEP_HEADS, LANES * STEP_GROUPS, slices, together)
+                return cls(defines, shared, STEP_HEADS, LANES * groups, slices, together)
         raise AssertionError(f"no room for {least} keys of {channels} channels")
 
 

@@ -86,7 +86,7 @@ DEVICE float2 turned_back(float2 v, int c, const float* cosine, const float* sin
 }
 
 #define THREADS (GROUPS * LANES)
-#if STEP && BLOCKS == 1
+#if STEP && BLOCKS == 1 && GROUPS == 8
 #define IN_FLIGHT 10            // chunks of 8 channels that a thread has on their way
 #else
 #define IN_FLIGHT 5

@@ -1,8 +1,9 @@
 // Attention of a step: few heads to a block, so that a token has more of them.
 #define HEADS 16
-#define SHARES 4                            // of a head's channels, each to two groups of lanes
+#define SHARES 4                            // of a head's channels, each to KEY_SHARES groups of lanes
 #define SHARE (D / SHARES)
-#define KEY_TILES ((KEYS / 16 + 1) / 2)     // of 16 keys, of one of those two
+#define KEY_SHARES (GROUPS / SHARES)
+#define KEY_TILES ((KEYS / 16 + KEY_SHARES - 1) / KEY_SHARES)   // of 16 keys, of one of those
 #define QUERY_BYTES (2 * HEADS * PAD)
 #define PARTIAL_BYTES (4 * SHARES * HEADS * SCORE_PAD)
 #define MIDDLE_BYTES (QUERY_BYTES > PARTIAL_BYTES ? QUERY_BYTES : PARTIAL_BYTES)
@@ -36,9 +37,9 @@ DEVICE void finish(const float* sums, const float (*limits)[SLICES][2], int head
 }
 
 // A step: the keys of a token are split over SLICES blocks, which are a cluster where there are clusters and put their
-// sums together; else `combine` does that. Grid (OF_TOKEN T, 1, SLICES) or (OF_TOKEN, T, SLICES), 8 groups of lanes.
-// With hc_sums the grid's first has one more, which does what is left of the hyper-connection before, a thread a token.
-// A token has its slot, position and tables; pages [T, page_step], chosen [T, picks]; sums [T, H, SLICES, D] and
+// sums together; else `combine` does that. Grid (OF_TOKEN T, 1, SLICES) or (OF_TOKEN, T, SLICES), 8 or 16 groups of
+// lanes. With hc_sums the grid's first has one more, which does what is left of the hyper-connection before, a thread a
+// token. A token has its slot, position and tables; pages [T, page_step], chosen [T, picks]; sums [T, H, SLICES, D] and
 // limits [T, H, SLICES, 2] are used without clusters only. Shared memory: 2 KEYS PAD + MIDDLE_BYTES + 12 HEADS + 8 KEYS
 // + 2 HEADS WEIGHT_PAD + OUT_BYTES.
 #define OUT_APART (CLUSTERED && BLOCKS == 1)
@@ -124,7 +125,7 @@ KERNEL CLUSTER_OF(1, 1, SLICES) __launch_bounds__(THREADS, BLOCKS) void attend(
         for (int k = 0; k < SHARE / 16; ++k)
 #pragma unroll
             for (int i = 0; i < KEY_TILES; ++i) {
-                int key = 16 * (2 * i + group / SHARES);
+                int key = 16 * (KEY_SHARES * i + group / SHARES);
                 if (key >= left) continue;
                 u32 b[4];
                 load_b(b, keys + key * PAD + share * SHARE + 16 * k, PAD);
@@ -135,7 +136,7 @@ KERNEL CLUSTER_OF(1, 1, SLICES) __launch_bounds__(THREADS, BLOCKS) void attend(
         for (int i = 0; i < KEY_TILES; ++i)
 #pragma unroll
             for (int n = 0; n < 2; ++n) {
-                int key = 16 * (2 * i + group / SHARES) + 8 * n;
+                int key = 16 * (KEY_SHARES * i + group / SHARES) + 8 * n;
                 if (key >= KEYS) continue;
                 float* to = partial + (share * HEADS + lane / 4) * SCORE_PAD + key + lane % 4 * 2;
                 to[0] = z[i][n][0], to[1] = z[i][n][1];
