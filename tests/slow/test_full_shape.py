@@ -59,14 +59,36 @@ def rounding_as_ds4_does(monkeypatch):
     monkeypatch.setattr(ops, "expert_down", rounded_down)
 
 
+@pytest.fixture
+def three_runs(logits, rounding_as_ds4_does, monkeypatch):
+    """three_runs(name): compare() of three runs with ds4's rounding, two of them with activations moved by a millionth
+    of themselves. Rounding to 8 bits makes jumps of such changes: of `hello`, 11 tokens, 5 to 15 of ds4's 20 first
+    choices are found again, and italian_175's median difference goes from 0.06 to 0.16. So the middle one counts."""
+    exactly = rounded
+
+    def runs(name):
+        found = []
+        for seed in range(3):
+            keys = iter(range(seed << 20, (seed + 1) << 20))
+
+            def moved(x, block, levels):
+                noise = mx.random.normal(x.shape, key=mx.random.key(next(keys))) if seed else 0
+                return exactly(x * (1 + 1e-6 * noise), block, levels)
+
+            monkeypatch.setitem(globals(), "rounded", moved)
+            found.append(compare(logits(name), name))
+        return found
+
+    return runs
+
+
 def test_hello_is_as_near_to_ds4_as_its_own_engines_are(logits):
     shared, *_ = compare(logits("hello"), "hello")
     assert shared >= 7
 
 
-def test_hello_with_ds4_rounding_is_as_near_as_its_own_engines_are(logits, rounding_as_ds4_does):
-    shared, *_ = compare(logits("hello"), "hello")
-    assert shared >= 7  # 10 here, 15 on another device: 11 tokens are few, and one flipped code moves all that follows
+def test_hello_with_ds4_rounding_is_as_near_as_its_own_engines_are(three_runs):
+    assert sorted(shared for shared, *_ in three_runs("hello"))[1] >= 7
 
 
 def test_italian_chooses_among_the_same_tokens(logits):
@@ -74,22 +96,10 @@ def test_italian_chooses_among_the_same_tokens(logits):
     assert shared >= 18 and theirs == ours
 
 
-def test_italian_with_ds4_rounding_is_nearer_than_its_own_engines_are(logits, rounding_as_ds4_does, monkeypatch):
-    """The middle of three runs, two of them with activations moved by a millionth of themselves: rounding to 8 bits
-    makes jumps of such changes, and the median difference goes from 0.06 to 0.16 with them."""
-    exactly, found = rounded, []
-    for seed in range(3):
-        keys = iter(range(seed << 20, (seed + 1) << 20))
-
-        def moved(x, block, levels):
-            noise = mx.random.normal(x.shape, key=mx.random.key(next(keys))) if seed else 0
-            return exactly(x * (1 + 1e-6 * noise), block, levels)
-
-        monkeypatch.setitem(globals(), "rounded", moved)
-        shared, median, theirs, ours = compare(logits("italian_175"), "italian_175")
-        assert shared >= 18 and theirs == ours
-        found.append(median)
-    assert sorted(found)[1] <= 0.12
+def test_italian_with_ds4_rounding_is_nearer_than_its_own_engines_are(three_runs):
+    found = three_runs("italian_175")
+    assert all(shared >= 18 and theirs == ours for shared, _, theirs, ours in found)
+    assert sorted(median for _, median, *_ in found)[1] <= 0.12
 
 
 def test_resident_memory_stays_under_12_gb(logits):
