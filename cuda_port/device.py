@@ -3,6 +3,7 @@ import threading
 
 from ds4mlx.errors import UsageError
 
+LEAST_BLOCK_BYTES = 64 * 1024   # of shared memory, that every kernel has a form for
 EXTRAS = "pip install 'ds4mlx[cuda]' for CUDA 13, 'ds4mlx[cuda12]' for CUDA 12, 'ds4mlx[rocm]' for ROCm"
 
 try:
@@ -37,6 +38,15 @@ def _require_card() -> None:
         except (ImportError, OSError, RuntimeError) as fault:
             raise UsageError("--engine cuda: CUDA's compiler of kernels, NVRTC, is not found here; "
                              "pip install 'ds4mlx[cuda]' brings it, or set CUDA_PATH to a toolkit") from fault
+    if of_block_bytes() < LEAST_BLOCK_BYTES:
+        raise UsageError(f"--engine cuda: a block has {of_block_bytes() // 1024} KB of shared memory on this card, "
+                         f"kernels need {LEAST_BLOCK_BYTES // 1024}; leave out --engine cuda")
+
+
+def of_block_bytes() -> int:
+    """Shared memory that a block can have on the current device."""
+    attributes = cupy.cuda.Device().attributes
+    return attributes.get("MaxSharedMemoryPerBlockOptin") or attributes["MaxSharedMemoryPerBlock"]
 
 
 def _version(number: int) -> str:
@@ -54,4 +64,4 @@ def use_stream() -> "cupy.cuda.Stream":
     return _streams.stream.use()
 
 
-__all__ = ["cupy", "use_stream"]
+__all__ = ["cupy", "of_block_bytes", "use_stream"]

@@ -7,7 +7,7 @@ import ctypes
 from collections.abc import Sequence
 from functools import cache
 
-from ds4mlx.cuda_port.device import cupy as cp
+from ds4mlx.cuda_port.device import cupy as cp, of_block_bytes
 from ds4mlx.cuda_port.forms import Limits
 
 Argument = "cp.ndarray | ctypes.Structure | ctypes._SimpleCData | int | float | None"
@@ -83,8 +83,7 @@ def can_overlap() -> bool:
 @cache
 def limits() -> Limits:
     """Of the current device."""
-    attributes = cp.cuda.Device().attributes
-    of_block = attributes.get("MaxSharedMemoryPerBlockOptin") or attributes["MaxSharedMemoryPerBlock"]
+    attributes, of_block = cp.cuda.Device().attributes, of_block_bytes()
     of_processor = attributes.get("MaxSharedMemoryPerMultiprocessor", 0)    # not all of ROCm's drivers tell
     return Limits(attributes["MultiProcessorCount"], max(of_processor, of_block), of_block)
 

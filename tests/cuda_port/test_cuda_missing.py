@@ -29,6 +29,7 @@ def told(before, path):
     (NO_CARD, r"no card can be used \(as the driver says\); see what nvidia-smi"),
     ("from cupy import cuda\ncuda.runtime.getDeviceCount = lambda: 0", "the driver shows no card"),
     (f"{FAILS}cuda.nvrtc.getVersion = fails", r"NVRTC, is not found here; pip install 'ds4mlx\[cuda\]' brings it"),
+    ("from cupy import cuda\ncuda.Device.attributes = {'MaxSharedMemoryPerBlock': 49152}", "48 KB .*, kernels need 64"),
 ])
 def test_cuda_without_what_it_needs_says_what_to_do(before, said, tiny_path):
     assert re.search(said, told(before, tiny_path))

@@ -8,7 +8,7 @@ from oracle.numpy_forward import (fp8_round, frequencies, hadamard_fp4, hyper_po
                                   softmax)
 
 from ds4mlx.cuda_port import launch, ops, scratch
-from ds4mlx.cuda_port.device import use_stream
+from ds4mlx.cuda_port.device import LEAST_BLOCK_BYTES, use_stream
 from ds4mlx.cuda_port.forms import BLOCK_OWN_BYTES, Limits
 from ds4mlx.cuda_port.sizes import Sizes, overlap, page_rows
 from ds4mlx.cuda_port.weight import Weight
@@ -214,12 +214,16 @@ def attention(q, rows, seen, sink, position, compressed):
     return rope((softmax(z, 1)[:, :-1] @ rows)[None], np.array([position]), compressed, inverse=True)[0].reshape(-1)
 
 
-@pytest.mark.parametrize("exact, block_bytes", [(True, None), (False, None), (False, 101376), (False, 65536)])
+@pytest.mark.parametrize("exact, block_bytes", [(True, None), (False, None), (False, 101376),
+                                                (False, LEAST_BLOCK_BYTES)])
 @pytest.mark.parametrize("ratio", [0, 4, 128])
 def test_cuda_attention_of_a_chunk_and_of_steps(ratio, exact, block_bytes, rng, monkeypatch):
-    if block_bytes:     # of shared memory, as smaller cards have
+    if block_bytes:     # of shared memory, as smaller cards have; the smallest have no clusters
         small = Limits(launch.processors(), block_bytes + BLOCK_OWN_BYTES, block_bytes)
-        monkeypatch.setattr(sys.modules["ds4mlx.cuda_port.ops.attend"], "limits", lambda: small)
+        attending = sys.modules[ops.attend.__module__]
+        monkeypatch.setattr(attending, "limits", lambda: small)
+        if block_bytes == LEAST_BLOCK_BYTES:
+            monkeypatch.setattr(attending, "clusters", lambda: False)
     n, start = 400, 300
     h, sink = History(rng, n, ratio), rng.standard_normal(64)
     q = rng.standard_normal((n, 64 * 512))
