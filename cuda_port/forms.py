@@ -21,8 +21,9 @@ STAGED_BYTES = 32 * 1024    # of vectors that it encodes at a time, or of two se
 # which most is reading them from the second cache, and for adding up what a cluster has found.
 SLICE_INSTRUCTIONS = {"Q8_0": (80, 32), "F16": (70, 6)}
 ROUND_INSTRUCTIONS = 150
-ISSUED = 0.75
-CYCLES_ENCODING, CYCLES_ADDING = 0.2, 2800
+ISSUED = 0.45
+CYCLES_ENCODING, CYCLES_ADDING = 0.2, 1000
+BATCH_DEPTHS = {8: (4, 3, 2), 16: (3, 2)}   # by vectors; with more of 16 on their way a launch takes longer, measured
 
 PIECE_WEIGHTS = {"IQ2_XXS": 64, "Q2_K": 64, "Q4_K": 32, "MXFP4": 32}  # of an expert's row, for one lane (pieces.cuh)
 TEAM = 8                    # groups of lanes that share rows of experts
@@ -162,7 +163,7 @@ class BatchForm:
         turns = [-(-n // m) for n, m in zip(rounds, filter(None, (bytes_clusters, clusters - bytes_clusters)))]
         totals = -(-max(n * kind.together for n, kind in zip(turns, kinds)) // 8) * 8 if shares > 1 else 0
         rest = STAGED_BYTES + (part // BLOCK + totals * TILE_ROWS) * vectors * 4
-        depth = next((n for n in (4, 3, 2) if WARPS * n * SLICE_BYTES + rest <= limits.of_block_bytes), 0)
+        depth = next((n for n in BATCH_DEPTHS[vectors] if WARPS * n * SLICE_BYTES + rest <= limits.of_block_bytes), 0)
         if not depth:
             return None
         defines = (("PLAIN", 0), ("BATCH", 1), ("K", k), ("VECTORS", vectors), ("HAS_Q8", int(q8 > 0)),

@@ -139,8 +139,8 @@ def _launch_batch(x: "cp.ndarray", pairs: list[tuple[Weight, "cp.ndarray"]], gro
 
 @cache
 def running_clusters() -> tuple[int, ...]:
-    """How many clusters of 2 and of 4 blocks, one to a multiprocessor, run at once."""
-    return tuple(_running(shares) for shares in (2, 4)) if clusters() else ()
+    """How many clusters of 2, of 4 and of 8 blocks, one to a multiprocessor, run at once."""
+    return tuple(_running(shares) for shares in (2, 4, 8)) if clusters() else ()
 
 
 def _running(shares: int) -> int:

@@ -42,7 +42,7 @@ CASES = {
 }
 # What only the larger cards have.
 HOPPER = {
-    "dense_matmul": [f"{BATCH} K=4096 VECTORS=16 SHARES=4", f"{BATCH} K=4096 VECTORS=8 SHARES=2"],
+    "dense_matmul": [f"{BATCH} K=8192 VECTORS=16 SHARES=8", f"{BATCH} K=4096 VECTORS=8 SHARES=2"],
     "expert_matmul": [f"FORM=0 KIND=16 MOST={most} WIDE_CODEBOOK=1 {GATE_UP}" for most in (1, 4)],
     "attend": [f"{ATTEND} STEP=1 KEYS=80 GROUPS=8 CLUSTERED=1 SLICES=4 BLOCKS=2",
                *(f"{ATTEND} STEP=1 KEYS={keys} GROUPS=16 CLUSTERED=1 SLICES=2 BLOCKS=1" for keys in (64, 128))],
