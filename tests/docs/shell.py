@@ -3,6 +3,7 @@ import re
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.metadata import metadata
 
 from document import ROOT
 
@@ -53,6 +54,14 @@ def is_an_extra(command: str) -> bool:
     return f"\n{re.search(r'ds4mlx.(.*).$', shlex.split(command)[-1])[1]} = [" in (ROOT / "pyproject.toml").read_text()
 
 
+def is_of_our_mlx(command: str) -> bool:
+    """Whether the extra or the package is one of MLX's, and the version the one that this project needs."""
+    needed = metadata("mlx")
+    known = {*needed.get_all("Provides-Extra"), *re.findall(r"mlx-\w+", " ".join(needed.get_all("Requires-Dist")))}
+    part, version = re.fullmatch(r"(?:mlx\[)?([\w-]+)\]?(.*)", shlex.split(command)[-1]).groups()
+    return part in known and f'"mlx[cpu]{version}' in (ROOT / "pyproject.toml").read_text()
+
+
 def is_a_target_of_download(command: str) -> bool:
     return f"\n{shlex.split(command)[1]} main " in (ROOT / "download.sh").read_text()
 
@@ -75,7 +84,9 @@ ELSEWHERE = [
     Elsewhere(r"make (test|soak|notebooks|docs|test-clients)", "minutes; how these tests are run, or a job of its own",
               is_a_target),
     Elsewhere(r"pip install .*ds4mlx\[", "packages for a card", is_an_extra),
-    Elsewhere(r"ds4mlx (run|bench --op (all|sample)) --engine cuda", "needs a CUDA card", is_accepted),
+    Elsewhere(r"pip (uninstall -y mlx-cpu|install .mlx\[cuda)", "MLX's build for a card", is_of_our_mlx),
+    Elsewhere(r"ds4mlx ((run|bench --op (all|sample)) --engine cuda|serve --engine mlx)", "needs a CUDA card",
+              is_accepted),
     Elsewhere(r"ds4mlx doctor --kernels", "needs a Mac; emulated it takes a minute, tests/engine does a part",
               is_accepted),
     Elsewhere(r"ds4mlx bench --plan", "40 s; tests/engine/test_mlx_plan.py counts a small model", is_accepted),
