@@ -29,7 +29,7 @@ def open_mlx(settings: Settings, path: Path) -> "MLXEngine":
     allocated."""
     file = GGUF.open(path)
     if ops.device() == "cuda":
-        suggest(cuda_kernel.GRAPHS)
+        suggest(cuda_kernel.GRAPHS | (cuda_kernel.EXACT if settings.quality else {}))
     ops.use(settings.ops, settings.quality)
     try:
         return MLXEngine(file, settings)

@@ -28,6 +28,7 @@ from ds4mlx.ops.kernel import Output, Size
 # MLX cuts its graphs by the bytes that kernels are given, too, which with these experts is twice a layer, and stops for
 # good behind 800 forms of graphs, however often each came back. It reads this when it first computes.
 GRAPHS = {"MLX_MAX_MB_PER_BUFFER": "8000", "MLX_ENABLE_CACHE_THRASHING_CHECK": "0"}
+EXACT = {"MLX_ENABLE_TF32": "0"}    # or it rounds the factors of float32 products to 11 bits
 HOPPER = Limits(132, 233472, 232448)
 ATTRIBUTES = 16, 81, 97     # of the driver: multiprocessors, shared memory of one of them, and of a block at most
 CAPABILITY = 75, 76         # of the driver: the compute capability's numbers
