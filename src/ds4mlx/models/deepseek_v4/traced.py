@@ -1,4 +1,4 @@
-"""The decode step as a graph that is traced once and run with other numbers: for devices that wait for the host else.
+"""The decode step as a graph that is traced once and run with other numbers: a card would wait for the host else.
 
 Whatever changes from step to step comes in as arrays: tokens, positions, rotary tables, page tables, the places of new
 rows. What only grows, how many rows a token may see, is a bound that doubles, and each bound has a graph of its own.
@@ -14,7 +14,7 @@ from ds4mlx import ops
 from ds4mlx.models.deepseek_v4 import rope
 from ds4mlx.models.deepseek_v4.config import Config
 from ds4mlx.models.deepseek_v4.graph import Model
-from ds4mlx.models.deepseek_v4.layers import Batch, Tables
+from ds4mlx.models.deepseek_v4.layers import Batch
 from ds4mlx.models.deepseek_v4.pages import PAGE_TOKENS, Pool, page_count
 from ds4mlx.models.deepseek_v4.stacked import StackedCompressor, StackedLayer
 
@@ -59,35 +59,20 @@ def numbers(batch: Batch, form: Form) -> Arrays:
     return [batch.ids, mx.array(places), mx.array(pages), mx.array(np.array(tables))]
 
 
-class TracedBatch(Batch):
+def traced_batch(config: Config, form: Form, ids: mx.array, places: mx.array, pages: mx.array,
+                 tables: mx.array) -> Batch:
     """A step's tokens while a graph is traced: `numbers` in place of what the host knows."""
-
-    def __init__(self, config: Config, form: Form, ids: mx.array, places: mx.array, pages: mx.array,
-                 tables: mx.array) -> None:
-        super().__init__(config, ids, np.full(ids.shape[0], form.bound - 1), np.zeros(pages.shape, np.int32))
-        B = ids.shape[0]
-        # Split once: an index would gather, a launch for each layer.
-        turns = mx.split(tables.reshape(-1, tables.shape[-1]), 2 * tables.shape[0])
-        at, *new = mx.split(places.reshape(-1), places.shape[0]) if len(places) > 1 else [places.reshape(B)]
-        self.__dict__.update(_at=at, _traced_pages=pages, _turns=list(zip(turns[::2], turns[1::2], strict=True)),
-                             _new=dict(zip(form.written, new, strict=True)))
-
-    def tables(self, compressed: bool) -> Tables:
-        return self._turns[int(compressed)]
-
-    def group_tables(self, ratio: int) -> Tables:
-        return self._turns[2 + ratios(self.config).index(ratio)]
-
-    @property
-    def at(self) -> mx.array:
-        return self._at
-
-    def paged(self, pool: Pool) -> ops.Paged:
-        return ops.Paged(pool.rows, self._traced_pages, pool.page_rows)
-
-    def keep(self, rows: mx.array, pool: Pool) -> None:
-        if pool.ratio in self._new:
-            pool.rows[self._new[pool.ratio]] = rows
+    B, kinds = ids.shape[0], ratios(config)
+    # Split once: an index would gather, a launch for each layer.
+    turns = mx.split(tables.reshape(-1, tables.shape[-1]), 2 * tables.shape[0])
+    plain, compressed, *groups = zip(turns[::2], turns[1::2], strict=True)
+    at, *new = mx.split(places.reshape(-1), places.shape[0]) if len(places) > 1 else [places.reshape(B)]
+    written = dict(zip(form.written, new, strict=True))
+    batch = Batch(config, ids, np.full(B, form.bound - 1), np.zeros(pages.shape, np.int32),
+                  dict(zip(kinds, groups, strict=True)), {ratio: written.get(ratio) for ratio in kinds})
+    # What it would compute of positions and pages, and keep, when first asked.
+    batch.__dict__.update(_plain=plain, _compressed=compressed, at=at, _page_tables=pages)
+    return batch
 
 
 class TracedStep:
@@ -120,7 +105,7 @@ class TracedStep:
     def _run(self, form: Form, step: Arrays, rings: Arrays, rows: Arrays) -> tuple[mx.array, Arrays, Arrays]:
         config = self._model.config
         layers = _layers(config, rings, rows)
-        logits = self._model.step(TracedBatch(config, form, *step), layers)
+        logits = self._model.step(traced_batch(config, form, *step), layers)
         pools = [c.pool for layer in layers for c in layer.compressors()]
         return (logits, [a for layer in layers for a in layer.rings()],
                 [pool.rows for pool in pools if pool.ratio in form.written])
