@@ -8,7 +8,7 @@ import pytest
 
 from ds4mlx import ops
 from ds4mlx.gguf.blocks import row_bytes
-from ds4mlx.ops import cuda_kernel
+from ds4mlx.ops import card, cuda_kernel
 
 T1, T40, S = 1, 40, 6
 
@@ -118,7 +118,7 @@ def launches(case):
 
 @pytest.mark.parametrize("case", CASES)
 def test_what_is_launched_has_room_and_names_its_buffers(case):
-    limits = cuda_kernel.limits()
+    limits = card.limits()
     for kernel, inputs, _, groups, threads in launches(case):
         assert kernel.shared_bytes <= limits.of_block_bytes and threads[0] <= 1024 and min(groups) > 0
         words = set(re.findall(r"\w+", kernel.body))

@@ -6,7 +6,8 @@ import numpy as np
 
 from ds4mlx.cuda_port.forms import AttendForm
 from ds4mlx.cuda_port.source import Defines
-from ds4mlx.ops.cuda_kernel import kernel, limits, zeros
+from ds4mlx.ops.card import limits
+from ds4mlx.ops.cuda_kernel import kernel, zeros
 from ds4mlx.ops.dispatch import exact
 from ds4mlx.ops.paged import Paged
 

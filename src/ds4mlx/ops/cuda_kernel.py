@@ -3,7 +3,7 @@
 The text is the one that cuda_port compiles, in which kernels become functions, and behind it `NAME(inputs…, outputs…,
 sizes…) { body }`, whose body calls one of them. Numbers reach it as macros, or as sizes of inputs (`x_shape[0]`).
 MLX's `cuda_kernel` would compile such a text itself, but with headers that take it two seconds, one after another, in
-every process anew: so NVRTC is called here, and MLX launches what it made.
+every process anew: so NVRTC is called by `card`, and MLX launches what it made.
 
 Blocks never run as clusters here. MLX keeps its graphs by what depends on what and updates one for other kernels, and
 an update leaves a node's clusters as they were: a kernel without them would run in those of the one before it.
@@ -13,25 +13,20 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from ctypes import CDLL, byref, c_char_p, c_int, c_size_t, c_void_p, create_string_buffer
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
-from pathlib import Path
 
 import mlx.core as mx
 
-from ds4mlx.cuda_port.forms import Limits
 from ds4mlx.cuda_port.source import Defines, source
+from ds4mlx.ops import card
 from ds4mlx.ops.kernel import Output, Size
 
 # MLX cuts its graphs by the bytes that kernels are given, too, which with these experts is twice a layer, and stops for
 # good behind 800 forms of graphs, however often each came back. It reads this when it first computes.
 GRAPHS = {"MLX_MAX_MB_PER_BUFFER": "8000", "MLX_ENABLE_CACHE_THRASHING_CHECK": "0"}
 EXACT = {"MLX_ENABLE_TF32": "0"}    # or it rounds the factors of float32 products to 11 bits
-HOPPER = Limits(132, 233472, 232448)
-ATTRIBUTES = 16, 81, 97     # of the driver: multiprocessors, shared memory of one of them, and of a block at most
-CAPABILITY = 75, 76         # of the driver: the compute capability's numbers
 TYPES = {mx.float32: "float", mx.float16: "__half", mx.int32: "int", mx.uint8: "unsigned char"}
 SIZE = re.compile(r"\b(\w+)_shape\[(\d)\]")
 # Kernels become functions, whose attributes are the outer kernel's.
@@ -74,7 +69,7 @@ class CudaKernel:
                 observer(self, inputs, outputs, groups, threads)
             return [mx.zeros(shape, dtype) for shape, dtype in outputs]
         if self.name not in _compiled:
-            _compiled[self.name] = compiled(self.text(inputs, outputs))
+            _compiled[self.name] = card.compiled(self.text(inputs, outputs))
         return mx.fast.precompiled_cuda_kernel(
             name=self.name, compiled_source=_compiled[self.name], inputs=list(inputs),
             output_shapes=[shape for shape, _ in outputs], output_dtypes=[dtype for _, dtype in outputs],
@@ -140,60 +135,4 @@ def prepared() -> Iterator[None]:
     with observe(note):
         yield
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        _compiled.update(zip(texts, pool.map(compiled, texts.values()), strict=True))
-
-
-@cache
-def limits() -> Limits:
-    """Of the card; of a Hopper card where there is none."""
-    found = [_attribute(which) for which in ATTRIBUTES]
-    return Limits(*found) if None not in found else HOPPER
-
-
-def _attribute(which: int) -> int | None:
-    """Of the first card, None where there is none."""
-    try:
-        driver, value = CDLL("libcuda.so.1"), c_int()
-    except OSError:
-        return None
-    return None if driver.cuInit(0) or driver.cuDeviceGetAttribute(byref(value), which, 0) else value.value
-
-
-def compiled(text: str) -> bytes:
-    """Machine code for the card at hand. Raises RuntimeError with what the compiler says."""
-    nvrtc, program, size = _nvrtc(), c_void_p(), c_size_t()
-    major, minor = (_attribute(which) for which in CAPABILITY)
-    options = ["-std=c++17", f"-arch=sm_{major or 9}{minor or 0}", *(f"-I{folder}" for folder in _include_folders())]
-    nvrtc.nvrtcCreateProgram(byref(program), text.encode(), None, 0, None, None)
-    failed = nvrtc.nvrtcCompileProgram(program, len(options), (c_char_p * len(options))(*map(str.encode, options)))
-    ask, give = ((nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog) if failed else
-                 (nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN))
-    ask(program, byref(size))
-    result = create_string_buffer(size.value)
-    give(program, result)
-    nvrtc.nvrtcDestroyProgram(byref(program))
-    if failed:
-        raise RuntimeError(f"a CUDA kernel does not compile: {result.value.decode()[:2000]}")
-    return result.raw
-
-
-@cache
-def _nvrtc() -> CDLL:
-    """The library that MLX itself has loaded."""
-    for version in ("13", "12"):
-        try:
-            return CDLL(f"libnvrtc.so.{version}")
-        except OSError:
-            continue
-    raise RuntimeError("MLX's CUDA kernels need NVRTC, and there is no libnvrtc.so here; install nvidia-cuda-nvrtc")
-
-
-@cache
-def _include_folders() -> list[str]:
-    """Where cuda_fp16.h and what it includes lie: beside NVRTC, or in a toolkit."""
-    _nvrtc()
-    lines = Path("/proc/self/maps").read_text().splitlines()
-    loaded = {Path(line.split()[-1]) for line in lines if "libnvrtc.so" in line}
-    roots = [*(path.resolve().parents[1] for path in loaded), Path("/usr/local/cuda")]
-    folders = [root / "include" for root in roots] + [Path(mx.__file__).parent / "include"]
-    return [str(folder) for base in folders for folder in (base, base / "cccl") if folder.is_dir()]
+        _compiled.update(zip(texts, pool.map(card.compiled, texts.values()), strict=True))

@@ -6,7 +6,7 @@ import mlx.core as mx
 
 from ds4mlx.cuda_port.forms import BLOCK, TILE_ROWS as CUDA_ROWS, DenseForm
 from ds4mlx.gguf.blocks import BLOCK_TYPES
-from ds4mlx.ops import cuda_kernel, native
+from ds4mlx.ops import card, cuda_kernel, native
 from ds4mlx.ops.dequantize import decoded
 from ds4mlx.ops.dispatch import exact, pick
 from ds4mlx.ops.kernel import Size, Template, kernel
@@ -102,7 +102,7 @@ def product_decoded(x: mx.array, w: Blocks, groups: int) -> mx.array:
 
 def _cuda_launch(x: mx.array, ws: Sequence[Blocks], groups: int) -> list[mx.array]:
     """x [T, G K] in as many parts as shared memory wants; [T, N_i] for each matrix."""
-    kinds, limits, K = frozenset(w.kind for w in ws), cuda_kernel.limits(), x.shape[1] // groups
+    kinds, limits, K = frozenset(w.kind for w in ws), card.limits(), x.shape[1] // groups
     most = DenseForm.of(K, x.shape[0], kinds, limits).vectors
     parts = []
     for start in range(0, x.shape[0], most):

@@ -7,7 +7,7 @@ import numpy as np
 from ds4mlx.cuda_port.forms import can_be_arranged
 from ds4mlx.gguf.blocks import BLOCK_TYPES
 from ds4mlx.gguf.dequant import E2M1, IQ2_GRID, IQ2_SIGNS
-from ds4mlx.ops import cuda_kernel
+from ds4mlx.ops import card, cuda_kernel
 from ds4mlx.ops.dispatch import pick
 from ds4mlx.ops.kernel import kernel
 from ds4mlx.ops.weights import Blocks
@@ -53,7 +53,7 @@ def arrange_cuda(w: Blocks) -> Blocks:
     rows = mx.array(w.raw).reshape(-1, size)
     call = "::arrange(raw, arranged, (size_t)raw_shape[0] * raw_shape[1]);"
     (raw,) = cuda_kernel.kernel("dequantize", call, ("raw",), ("arranged",), _macros(w.kind, width, False), 512)(
-        [rows], [(rows.shape, mx.uint8)], (8 * cuda_kernel.limits().processors,))
+        [rows], [(rows.shape, mx.uint8)], (8 * card.limits().processors,))
     return Blocks(raw.reshape(w.shape), w.kind, arranged=True)
 
 
@@ -67,7 +67,7 @@ def cuda(blocks: mx.array, kind: str, arranged: bool = False) -> mx.array:
     if not rows.size or kind == "F32":
         return reference(blocks, kind)
     call = "::dequantize(raw, y, (size_t)raw_shape[0] * ((WIDTH + 7) / 8));"
-    blocks_of_threads = min(-(-rows.shape[0] * -(-K // 8) // 256), 32 * cuda_kernel.limits().processors)
+    blocks_of_threads = min(-(-rows.shape[0] * -(-K // 8) // 256), 32 * card.limits().processors)
     (y,) = cuda_kernel.kernel("dequantize", call, ("raw",), ("y",), _macros(kind, K, arranged))(
         [rows], [((*blocks.shape[:-1], K), mx.float32)], (blocks_of_threads,))
     return y

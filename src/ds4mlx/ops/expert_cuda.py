@@ -4,7 +4,8 @@ import mlx.core as mx
 from ds4mlx.cuda_port.forms import CODEBOOK_BYTES, ExpertForm
 from ds4mlx.cuda_port.source import Defines
 from ds4mlx.gguf.blocks import BLOCK_TYPES
-from ds4mlx.ops.cuda_kernel import kernel, limits
+from ds4mlx.ops.card import limits
+from ds4mlx.ops.cuda_kernel import kernel
 from ds4mlx.ops.dense_matmul import dense_matmul
 from ds4mlx.ops.dispatch import exact
 from ds4mlx.ops.weights import Blocks
