@@ -1,5 +1,6 @@
 """The graph that trains the tiny model is the graph that the engine runs. Needs PyTorch: `pip install -e .[train]`."""
 from dataclasses import replace
+from itertools import islice
 
 import numpy as np
 import pytest
@@ -25,7 +26,7 @@ from ds4mlx.tiny.lessons.packing import ANSWER  # noqa: E402
 from ds4mlx.tiny.training.attention import Mode  # noqa: E402
 from ds4mlx.tiny.training.export import export  # noqa: E402
 from ds4mlx.tiny.training.few_bits import iq2_xxs, q2_k  # noqa: E402
-from ds4mlx.tiny.training.marks import load, marks  # noqa: E402
+from ds4mlx.tiny.training.marks import Marks, load, marks  # noqa: E402
 from ds4mlx.tiny.training.model import Model  # noqa: E402
 from ds4mlx.tiny.training.shape import shape  # noqa: E402
 from ds4mlx.tiny.training.sinkhorn import limit_gradient, sinkhorn  # noqa: E402
@@ -115,12 +116,31 @@ def test_training_sees_what_an_imatrix_collects(trained, exported):
 def test_a_file_has_the_marks_of_what_the_engine_would_answer():
     model = load(path_of(TINY), torch.device("cpu"))
     ids, weights = next(lessons.rows(3, 640, 1, of_held=True))
-    found = marks(model, iter([(ids, weights)]), 1)
+    found, = marks([model], iter([(ids, weights)]), 1)
     with GGUF.open(path_of(TINY)) as file:
         engine = np.array(engine_weights.load(file, validate(file), "official")(mx.array(ids[None, :-1])))[0]
     asked, right = weights[1:] == ANSWER, engine.argmax(-1) == ids[1:]
     _, whole, answers = graded(right[None], weights[None, 1:])
     odds = engine - np.logaddexp.reduce(engine, axis=-1, keepdims=True)
     surprise = -odds[np.arange(len(ids) - 1), ids[1:]][asked].mean()
-    assert (found.answers, found.right) == (answers, whole)
+    assert (found.answers.item(), found.right.item()) == (answers, whole * answers)
     assert np.log(found.perplexity) == pytest.approx(surprise, abs=2e-3)    # rows now and then are rounded otherwise
+
+
+def test_files_are_compared_row_by_row(trained):
+    same = marks([trained, trained], islice(lessons.rows(3, 256, 1), 2), 2)
+    assert same[1].over(same[0]) == (0, 0) and abs(same[1].apart).max() == 0
+    other = Model(trained.config)
+    found = marks([trained, other], islice(lessons.rows(3, 256, 1), 2), 2)
+    assert found[1].over(found[0])[0] == pytest.approx(np.log(found[1].perplexity / found[0].perplexity))
+    assert (found[1].apart > 0).all()
+    assert len((found[0] + found[1]).nats) == 4
+
+
+def test_what_a_file_is_above_another_has_an_error_that_falls_with_rows():
+    def of(*nats):
+        return Marks(*np.array([(1, 1, 10, n, 0) for n in nats], float).T)
+    assert of(3, 3).over(of(1, 1)) == (0.2, 0)
+    mean, error = of(3, 1).over(of(1, 1))
+    assert (mean, error) == pytest.approx((0.1, 0.1))       # 0.2 in one row, 0 in the other
+    assert of(*(3, 1) * 8).over(of(*(1,) * 16))[1] == pytest.approx(0.1 / 15 ** 0.5)

@@ -1,12 +1,14 @@
-"""What a file would answer from the right beginnings: `python -m ds4mlx.tiny.training.marks FILE.gguf...`.
+"""What files would answer from the right beginnings: `python -m ds4mlx.tiny.training.marks FILE.gguf...`.
 
 Where every token of a right answer is the likeliest one behind those before it, the model gives that answer at
 temperature 0. This takes one pass over a row of many answers, in seconds on a GPU; `tests/bench/tiny_scores.py` asks
 a server, token by token.
+
+Files of one model differ by less than rows do, so all files read the same rows and are compared row by row.
 """
 import math
 from argparse import ArgumentParser
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -14,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from ds4mlx.gguf.dequant import dequantize
 from ds4mlx.gguf.reader import GGUF
@@ -30,13 +33,32 @@ LENGTH, FAR_LENGTH = 2048, 8192
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """Of the answers in some rows."""
-    answers: int
-    right: float            # share of them that are right in every token
-    perplexity: float       # of their tokens
+    """Of one file, for the answers in some rows; arrays are f64 [rows]."""
+    answers: np.ndarray     # how many there are in a row,
+    right: np.ndarray       # and how many of them are right in every token
+    tokens: np.ndarray      # of answers
+    nats: np.ndarray        # of these tokens, summed: minus the logarithms of their probabilities
+    apart: np.ndarray       # Kullback-Leibler divergence from the first file there, summed
+
+    @property
+    def perplexity(self) -> float:
+        return math.exp(self.nats.sum() / max(self.tokens.sum(), 1))
+
+    def over(self, other: "Marks") -> tuple[float, float]:
+        """How many nats a token more than the other file, and the standard error of that, by rows."""
+        more, tokens = self.nats - other.nats, max(self.tokens.sum(), 1)
+        mean = more.sum() / tokens
+        spread = np.square(more - mean * self.tokens).sum() * len(more) / max(len(more) - 1, 1)
+        return mean, math.sqrt(spread) / tokens
 
     def __str__(self) -> str:
-        return f"{100 * self.right:.1f} % of {self.answers}, perplexity {self.perplexity:.4f}"
+        answers, tokens = self.answers.sum(), max(self.tokens.sum(), 1)
+        return (f"{100 * self.right.sum() / max(answers, 1):.1f} % of {answers:.0f}, perplexity {self.perplexity:.6f} "
+                f"of {tokens:.0f} tokens, {1e3 * self.apart.sum() / tokens:.4f} millinats from the first")
+
+    def __add__(self, other: "Marks") -> "Marks":
+        """Of the rows of both."""
+        return Marks(*(np.concatenate([getattr(self, name), getattr(other, name)]) for name in self.__slots__))
 
 
 def load(path: Path, device: torch.device) -> Model:
@@ -50,18 +72,33 @@ def load(path: Path, device: torch.device) -> Model:
 
 
 @torch.no_grad()
-def marks(model: Model, rows: Iterator[Row], count: int, mode: Mode = EXACT) -> Marks:
-    """Of the answers in `count` rows, whose lengths are whole windows."""
-    device, total, tokens, whole, answers = model.embed.device, 0.0, 0, 0.0, 0
-    for ids, weights in islice(rows, count):
-        row = torch.from_numpy(ids.astype(np.int64)).to(device)[None]
-        logits = model.logits(model(row, mode)[0], mode)[0, :-1]
-        asked = weights[None, 1:] == ANSWER
-        nll = F.cross_entropy(logits, row[0, 1:], reduction="none").cpu().numpy()
-        total, tokens = total + float(nll[asked[0]].sum()), tokens + int(asked.sum())
-        _, share, some = graded((logits.argmax(-1) == row[0, 1:]).cpu().numpy()[None], weights[None, 1:])
-        whole, answers = whole + share * some, answers + some
-    return Marks(answers, whole / max(answers, 1), math.exp(total / max(tokens, 1)))
+def marks(models: Sequence[Model], rows: Iterator[Row], count: int, mode: Mode = EXACT) -> list[Marks]:
+    """Of each model for the answers in `count` rows, whose lengths are whole windows."""
+    of_rows = [_of_row(models, row, mode) for row in islice(rows, count)]
+    return [Marks(*np.array(of_model, np.float64).T) for of_model in zip(*of_rows, strict=True)]
+
+
+def _of_row(models: Sequence[Model], row: Row, mode: Mode) -> list[tuple[float, ...]]:
+    """Of each model the fields of `Marks`."""
+    told, first = [], None
+    asked = np.flatnonzero(row[1][1:] == ANSWER)
+    ids = torch.from_numpy(row[0].astype(np.int64)).to(models[0].embed.device)
+    for model in models:
+        logp = _foreseen(model, ids, torch.from_numpy(asked).to(ids.device), mode)
+        first = logp if first is None else first
+        nats = F.nll_loss(logp, ids[1:][asked], reduction="sum")
+        right = np.zeros((1, len(row[0]) - 1), bool)
+        right[0, asked] = (logp.argmax(-1) == ids[1:][asked]).cpu().numpy()
+        _, share, answers = graded(right, row[1][None, 1:])
+        apart = F.kl_div(logp, first, reduction="sum", log_target=True)
+        told.append((answers, share * answers, len(asked), nats.item(), apart.item()))
+    return told
+
+
+def _foreseen(model: Model, ids: Tensor, asked: Tensor, mode: Mode) -> Tensor:
+    """f64 [N, V]: logarithms of the probabilities behind the N tokens `asked` of ids [T]."""
+    hidden = model(ids[None], mode)[0][0, asked]
+    return torch.log_softmax(model.logits(hidden, mode).double(), dim=-1)
 
 
 def main() -> None:
@@ -71,16 +108,30 @@ def main() -> None:
                                 ("far", 8, f"lessons of {FAR_LENGTH} tokens")):
         parser.add_argument(f"--{name}", type=int, default=default, help=f"rows of {told}")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--dense", action="store_true", help="attend to all compressed rows, chosen or not")
     args = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    mode = Mode(torch.float32, choosing=not args.dense)
     kinds = {"calls of tasks": (args.tasks, lambda: lessons.task_rows(args.seed, LENGTH)),
              "held-out lessons": (args.rows, lambda: lessons.rows(args.seed, LENGTH, 2, of_held=True)),
              "held-out long lessons": (args.far, lambda: lessons.rows(args.seed, FAR_LENGTH, 3, of_held=True))}
-    for file in args.files:
-        model = load(file, device)
-        for kind, (count, rows) in kinds.items():
-            if count:
-                print(f"{file.name}: {kind}: {marks(model, rows(), count)}", flush=True)
+    models = [load(file, device) for file in args.files]
+    whole: list[Marks] = []
+    for kind, (count, rows) in kinds.items():
+        if count:
+            whole.append(marks(models, rows(), count, mode))
+            tell(kind, args.files, whole[-1])
+    if len(whole) > 1:
+        tell("all of these", args.files, [sum(of_file[1:], of_file[0]) for of_file in zip(*whole, strict=True)])
+
+
+def tell(kind: str, files: Sequence[Path], of_files: Sequence[Marks]) -> None:
+    """Print each file's marks, and what it is above those before it."""
+    for i, (file, its) in enumerate(zip(files, of_files, strict=True)):
+        print(f"{file.stem}: {kind}: {its}")
+        for before, others in zip(files[:i], of_files[:i], strict=True):
+            print("    {:+.4f} ± {:.4f} millinats a token above {}".format(*(1e3 * v for v in its.over(others)),
+                                                                          before.stem), flush=True)
 
 
 if __name__ == "__main__":
