@@ -72,19 +72,21 @@ def load(path: Path, device: torch.device) -> Model:
 
 
 @torch.no_grad()
-def marks(models: Sequence[Model], rows: Iterator[Row], count: int, mode: Mode = EXACT) -> list[Marks]:
-    """Of each model for the answers in `count` rows, whose lengths are whole windows."""
-    of_rows = [_of_row(models, row, mode) for row in islice(rows, count)]
+def marks(models: Sequence[Model], rows: Iterator[Row], count: int, mode: Mode = EXACT,
+          temperature: float = 1.0) -> list[Marks]:
+    """Of each model for the answers in `count` rows, whose lengths are whole windows. Probabilities are those at
+    `temperature`."""
+    of_rows = [_of_row(models, row, mode, temperature) for row in islice(rows, count)]
     return [Marks(*np.array(of_model, np.float64).T) for of_model in zip(*of_rows, strict=True)]
 
 
-def _of_row(models: Sequence[Model], row: Row, mode: Mode) -> list[tuple[float, ...]]:
+def _of_row(models: Sequence[Model], row: Row, mode: Mode, temperature: float) -> list[tuple[float, ...]]:
     """Of each model the fields of `Marks`."""
     told, first = [], None
     asked = np.flatnonzero(row[1][1:] == ANSWER)
     ids = torch.from_numpy(row[0].astype(np.int64)).to(models[0].embed.device)
     for model in models:
-        logp = _foreseen(model, ids, torch.from_numpy(asked).to(ids.device), mode)
+        logp = _foreseen(model, ids, torch.from_numpy(asked).to(ids.device), mode, temperature)
         first = logp if first is None else first
         nats = F.nll_loss(logp, ids[1:][asked], reduction="sum")
         right = np.zeros((1, len(row[0]) - 1), bool)
@@ -95,10 +97,10 @@ def _of_row(models: Sequence[Model], row: Row, mode: Mode) -> list[tuple[float, 
     return told
 
 
-def _foreseen(model: Model, ids: Tensor, asked: Tensor, mode: Mode) -> Tensor:
+def _foreseen(model: Model, ids: Tensor, asked: Tensor, mode: Mode, temperature: float) -> Tensor:
     """f64 [N, V]: logarithms of the probabilities behind the N tokens `asked` of ids [T]."""
     hidden = model(ids[None], mode)[0][0, asked]
-    return torch.log_softmax(model.logits(hidden, mode).double(), dim=-1)
+    return torch.log_softmax(model.logits(hidden, mode).double() / temperature, dim=-1)
 
 
 def main() -> None:
@@ -108,21 +110,21 @@ def main() -> None:
                                 ("far", 8, f"lessons of {FAR_LENGTH} tokens")):
         parser.add_argument(f"--{name}", type=int, default=default, help=f"rows of {told}")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--dense", action="store_true", help="attend to all compressed rows, chosen or not")
+    parser.add_argument("--temperature", type=float, default=1.0, help="that divides logits: above 1, "
+                        "a model that is too sure of what is wrong has less perplexity")
     args = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    mode = Mode(torch.float32, choosing=not args.dense)
     kinds = {"calls of tasks": (args.tasks, lambda: lessons.task_rows(args.seed, LENGTH)),
              "held-out lessons": (args.rows, lambda: lessons.rows(args.seed, LENGTH, 2, of_held=True)),
              "held-out long lessons": (args.far, lambda: lessons.rows(args.seed, FAR_LENGTH, 3, of_held=True))}
     models = [load(file, device) for file in args.files]
-    whole: list[Marks] = []
+    answers: list[list[Marks]] = []
     for kind, (count, rows) in kinds.items():
         if count:
-            whole.append(marks(models, rows(), count, mode))
-            tell(kind, args.files, whole[-1])
-    if len(whole) > 1:
-        tell("all of these", args.files, [sum(of_file[1:], of_file[0]) for of_file in zip(*whole, strict=True)])
+            answers.append(marks(models, rows(), count, EXACT, args.temperature))
+            tell(kind, args.files, answers[-1])
+    if len(answers) > 1:
+        tell("all of these", args.files, [sum(of_file[1:], of_file[0]) for of_file in zip(*answers, strict=True)])
 
 
 def tell(kind: str, files: Sequence[Path], of_files: Sequence[Marks]) -> None:
