@@ -69,9 +69,9 @@ def hyper_mix(streams: "cp.ndarray", of: Connection, update: Update, first: bool
             of.eps, x, update.sums, T)
     if step:
         cluster, pairs = hyper_shares(D, MOST_CLUSTER if clusters() else 1)
-        tokens = 1 if T * cluster <= processors() // 2 else 2
-        defines += (("STEP", 1), ("CLUSTER", cluster), ("PAIRS", pairs), ("PASSES", D // (2 * pairs * cluster)),
-                    ("TOKENS", tokens))
+        passes = D // (2 * pairs * cluster)
+        tokens = 1 if T * cluster <= processors() // (1 if passes > 2 else 2) else 2    # two of many passes spill
+        defines += (("STEP", 1), ("CLUSTER", cluster), ("PAIRS", pairs), ("PASSES", passes), ("TOKENS", tokens))
         launch(kernel("hyper_mix", "mix", defines), (cluster, -(-T // tokens)), (N * pairs,), args)
         return
     shared = 4 * (CHUNK_TOKENS + 8 * -(-M // 8)) * (N * CHANNELS + 4)
