@@ -6,7 +6,7 @@
 // than `picks` rows has a list of those it attends to. KEYS of a tile, GROUPS of 32 lanes; of a chunk, HEADS of a
 // block; of a step, SLICES of a token's keys, BLOCKS of a multiprocessor, STREAMS of HIDDEN channels.
 // STEP: 1 for a step, 0 for a chunk.
-#include "attend_keys.cuh"
+#include "attend_tile.cuh"
 
 #if STEP
 #include "attend_step.cuh"

@@ -40,8 +40,8 @@ KERNEL __launch_bounds__(THREADS) void attend(
     __half* queries = keys + KEYS * PAD;
     u8* raw = (u8*)(queries + HEADS * PAD);  // the next tile's rows, as they lie in memory
     float* scores = (float*)(raw + KEYS * ROW);
-    float *most = scores + HEADS * SCORE_PAD, *total = most + HEADS, *shrink = total + HEADS;
-    __half* weights = (__half*)(shrink + HEADS);
+    Running running(scores + HEADS * SCORE_PAD, HEADS);
+    __half* weights = (__half*)(running.shrink + HEADS);
     int tid = threadIdx.x, lane = lane_id(), group = group_id(), t = blockIdx.y;
     int head = blockIdx.x * HEADS, position = positions[t];
     cosine += (size_t)t * (R / 2), sine += (size_t)t * (R / 2);
@@ -58,7 +58,7 @@ KERNEL __launch_bounds__(THREADS) void attend(
         float4 v[QUADS];
         load_query(q + ((size_t)t * H + min(head + h, H - 1)) * D, v);
         put_query(v, head + h < H, cosine, sine, eps, queries + h * PAD);
-        if (lane == 0) most[h] = -INFINITE, total[h] = 0;
+        if (lane == 0) running.open(h);
     }
     float sums[HEAD_TILES][GROUP_CHANNELS / 8][4] = {};
     for (int first = 0; first < all.count; first += KEYS) {
@@ -97,50 +97,16 @@ KERNEL __launch_bounds__(THREADS) void attend(
         }
         __syncthreads();
         for (int h = group; h < HEADS; h += GROUPS) {
-            float z[KEYS / LANES], before = most[h], next = before, sum = 0;
+            float score[TILE_EACH];
 #pragma unroll
-            for (int i = 0; i < KEYS / LANES; ++i) {
+            for (int i = 0; i < TILE_EACH; ++i) {
                 int key = LANES * i + lane;
-                z[i] = key < left ? scores[h * SCORE_PAD + key] : -INFINITE;
-                next = fmaxf(next, z[i]);
+                score[i] = key < left ? scores[h * SCORE_PAD + key] : -INFINITE;
             }
-            next = lane_max(next);
-#pragma unroll
-            for (int i = 0; i < KEYS / LANES; ++i) {
-                __half weight = __float2half_rn(exp2f(z[i] - next));
-                weights[h * WEIGHT_PAD + LANES * i + lane] = weight;
-                sum += __half2float(weight);
-            }
-            sum = lane_sum(sum);
-            if (lane == 0) {
-                float by = exp2f(before - next);
-                shrink[h] = by, most[h] = next, total[h] = total[h] * by + sum;
-            }
+            running.weigh(h, score, weights + h * WEIGHT_PAD);
         }
         __syncthreads();
-#pragma unroll
-        for (int i = 0; i < HEAD_TILES; ++i) {
-            float low = shrink[16 * i + lane / 4], high = shrink[16 * i + lane / 4 + 8];
-#pragma unroll
-            for (int n = 0; n < GROUP_CHANNELS / 8; ++n)
-                sums[i][n][0] *= low, sums[i][n][1] *= low, sums[i][n][2] *= high, sums[i][n][3] *= high;
-        }
-#pragma unroll
-        for (int k = 0; k < KEYS; k += 16) {
-            u32 a[HEAD_TILES][4];
-#pragma unroll
-            for (int i = 0; i < HEAD_TILES; ++i) load_a(a[i], weights + 16 * i * WEIGHT_PAD + k, WEIGHT_PAD);
-#pragma unroll
-            for (int n = 0; n < GROUP_CHANNELS; n += 16) {
-                u32 b[4];
-                load_b_rows(b, keys + k * PAD + group * GROUP_CHANNELS + n, PAD);
-#pragma unroll
-                for (int i = 0; i < HEAD_TILES; ++i) {
-                    mma(sums[i][n / 8], a[i], b[0], b[1]);
-                    mma(sums[i][n / 8 + 1], a[i], b[2], b[3]);
-                }
-            }
-        }
+        add_values(sums, running.shrink, weights, keys, left);
     }
     __syncthreads();
 #pragma unroll
@@ -149,8 +115,8 @@ KERNEL __launch_bounds__(THREADS) void attend(
         for (int half = 0; half < 2; ++half) {
             int h = 16 * i + 8 * half + lane / 4;
             if (head + h >= H) continue;
-            float last = fmaxf(most[h], sink[head + h] * LOG2E), part = exp2f(most[h] - last);
-            float by = part / (total[h] * part + exp2f(sink[head + h] * LOG2E - last));
+            float last = fmaxf(running.most[h], sink[head + h] * LOG2E), part = exp2f(running.most[h] - last);
+            float by = part / (running.total[h] * part + exp2f(sink[head + h] * LOG2E - last));
 #pragma unroll
             for (int n = 0; n < GROUP_CHANNELS / 8; ++n) {
                 int c = group * GROUP_CHANNELS + 8 * n + lane % 4 * 2;

@@ -52,9 +52,9 @@ KERNEL CLUSTER_OF(1, 1, SLICES) __launch_bounds__(THREADS, BLOCKS) void attend(
     PASS_TURN();  // positions, slots and pages were there before anything that is still under way
     extern __shared__ __align__(16) u8 memory[];
     __half *keys = (__half*)memory, *queries = keys + KEYS * PAD;
-    float *partial = (float*)queries, *most = (float*)((u8*)queries + MIDDLE_BYTES), *total = most + HEADS;
-    float* shrink = total + HEADS;
-    __half* weights = (__half*)(shrink + HEADS);
+    float* partial = (float*)queries;
+    Running running((float*)((u8*)queries + MIDDLE_BYTES), HEADS);
+    __half* weights = (__half*)(running.shrink + HEADS);
     const u8** at = (const u8**)(weights + HEADS * WEIGHT_PAD);
     int tid = threadIdx.x, lane = lane_id(), group = group_id(), slice = blockIdx.z;
     int t = blockIdx.y + blockIdx.x / OF_TOKEN;
@@ -76,10 +76,10 @@ KERNEL CLUSTER_OF(1, 1, SLICES) __launch_bounds__(THREADS, BLOCKS) void attend(
     Keys all(ring + (size_t)slots[t] * stride, 0, rows, pages + (size_t)t * page_step, chosen + (size_t)t * picks,
              picks, position + 1, position);
     int begin = all.count * slice / SLICES, end = all.count * (slice + 1) / SLICES;
-    if (tid < HEADS) most[tid] = -INFINITE, total[tid] = 0;
+    if (tid < HEADS) running.open(tid);
 
     u32 a[SHARE / 16][4];
-    float sums[GROUP_CHANNELS / 8][4] = {};
+    float sums[1][GROUP_CHANNELS / 8][4] = {};
     // Turn 0: before this step's turn, what is old of the first tile. Turn 1: the rest of it, and the queries.
     int turn = gridDim.x == 0;  // 0, but not for the compiler, which would write the loop three times
 #pragma unroll 1
@@ -144,47 +144,17 @@ KERNEL CLUSTER_OF(1, 1, SLICES) __launch_bounds__(THREADS, BLOCKS) void attend(
             }
         __syncthreads();
         for (int h = group; h < HEADS; h += GROUPS) {
-            const int EACH = (KEYS + LANES - 1) / LANES;
-            float score[EACH], before = most[h], next = before, sum = 0;
+            float score[TILE_EACH];
 #pragma unroll
-            for (int i = 0; i < EACH; ++i) {
+            for (int i = 0; i < TILE_EACH; ++i) {
                 int key = LANES * i + lane;
-                score[i] = -INFINITE;
-                if (key >= left) continue;
-                score[i] = 0;
-                for (int s = 0; s < SHARES; ++s) score[i] += partial[(s * HEADS + h) * SCORE_PAD + key];
-                next = fmaxf(next, score[i]);
+                score[i] = key < left ? 0.f : -INFINITE;
+                for (int s = 0; s < SHARES && key < left; ++s) score[i] += partial[(s * HEADS + h) * SCORE_PAD + key];
             }
-            next = lane_max(next);
-#pragma unroll
-            for (int i = 0; i < EACH; ++i) {
-                __half weight = __float2half_rn(exp2f(score[i] - next));
-                if (LANES * i + lane < KEYS) weights[h * WEIGHT_PAD + LANES * i + lane] = weight;
-                sum += __half2float(weight);
-            }
-            sum = lane_sum(sum);
-            if (lane == 0) {
-                float by = exp2f(before - next);
-                shrink[h] = by, most[h] = next, total[h] = total[h] * by + sum;
-            }
+            running.weigh(h, score, weights + h * WEIGHT_PAD);
         }
         __syncthreads();
-        float low = shrink[lane / 4], high = shrink[lane / 4 + 8];
-#pragma unroll
-        for (int n = 0; n < GROUP_CHANNELS / 8; ++n)
-            sums[n][0] *= low, sums[n][1] *= low, sums[n][2] *= high, sums[n][3] *= high;
-#pragma unroll
-        for (int k = 0; k < KEYS; k += 16) {
-            if (k >= left) break;
-            u32 weight[4], b[4];
-            load_a(weight, weights + k, WEIGHT_PAD);
-#pragma unroll
-            for (int n = 0; n < GROUP_CHANNELS; n += 16) {
-                load_b_rows(b, keys + k * PAD + group * GROUP_CHANNELS + n, PAD);
-                mma(sums[n / 8], weight, b[0], b[1]);
-                mma(sums[n / 8 + 1], weight, b[2], b[3]);
-            }
-        }
+        add_values(sums, running.shrink, weights, keys, left);
     }
 #if CLUSTERED
     __syncthreads();
@@ -194,8 +164,8 @@ KERNEL CLUSTER_OF(1, 1, SLICES) __launch_bounds__(THREADS, BLOCKS) void attend(
 #pragma unroll
     for (int n = 0; n < GROUP_CHANNELS / 8; ++n) {
         float* to = out + lane / 4 * OUT_PAD + group * GROUP_CHANNELS + 8 * n + lane % 4 * 2;
-        *(float2*)to = make_float2(sums[n][0], sums[n][1]);
-        *(float2*)(to + 8 * OUT_PAD) = make_float2(sums[n][2], sums[n][3]);
+        *(float2*)to = make_float2(sums[0][n][0], sums[0][n][1]);
+        *(float2*)(to + 8 * OUT_PAD) = make_float2(sums[0][n][2], sums[0][n][3]);
     }
     Arrivals::send_ready();
     __syncthreads();
@@ -210,11 +180,12 @@ KERNEL CLUSTER_OF(1, 1, SLICES) __launch_bounds__(THREADS, BLOCKS) void attend(
         float* there = own + (h % OWN_HEADS * SLICES + slice) * D + group * GROUP_CHANNELS + lane % 4 * 2;
 #pragma unroll
         for (int n = 0; n < GROUP_CHANNELS / 8; ++n)
-            arrivals.post(h / OWN_HEADS, there + 8 * n, make_float2(sums[n][2 * half], sums[n][2 * half + 1]));
+            arrivals.post(h / OWN_HEADS, there + 8 * n, make_float2(sums[0][n][2 * half], sums[0][n][2 * half + 1]));
     }
 #endif
     if (tid < HEADS)
-        arrivals.post(tid / OWN_HEADS, own_limits[tid % OWN_HEADS][slice], make_float2(most[tid], total[tid]));
+        arrivals.post(tid / OWN_HEADS, own_limits[tid % OWN_HEADS][slice],
+                      make_float2(running.most[tid], running.total[tid]));
     arrivals.wait();
     cluster_arrive();
     finish(own, own_limits, head + slice * OWN_HEADS, sink, cosine, sine, o + (size_t)t * H * D);
@@ -226,11 +197,11 @@ KERNEL CLUSTER_OF(1, 1, SLICES) __launch_bounds__(THREADS, BLOCKS) void attend(
         int h = lane / 4 + 8 * half;
         if (head + h >= H) continue;
         size_t to = ((size_t)t * H + head + h) * SLICES + slice;
-        if (group == 0 && lane % 4 == 0) limits[2 * to] = most[h], limits[2 * to + 1] = total[h];
+        if (group == 0 && lane % 4 == 0) limits[2 * to] = running.most[h], limits[2 * to + 1] = running.total[h];
 #pragma unroll
         for (int n = 0; n < GROUP_CHANNELS / 8; ++n)
             *(float2*)(all_sums + to * D + group * GROUP_CHANNELS + 8 * n + lane % 4 * 2) =
-                make_float2(sums[n][2 * half], sums[n][2 * half + 1]);
+                make_float2(sums[0][n][2 * half], sums[0][n][2 * half + 1]);
     }
 #endif
 }
