@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from ds4mlx.config import Settings
-from ds4mlx.cuda_port import memory, scratch
+from ds4mlx.cuda_port import memory, ops, scratch
 from ds4mlx.cuda_port.device import cupy as cp, use_stream
 from ds4mlx.cuda_port.models.deepseek_v4 import Chunk, Model
 from ds4mlx.cuda_port.sampling import Sampler
@@ -121,8 +121,7 @@ class CudaEngine:
         sessions = [row.session for row in fed]
         if fed:
             logits = self._stepper.feed(sessions, [row.token for row in fed])
-            for session, line in zip(sessions, logits, strict=True):
-                session.next_side().data.copy_from_device_async(line.data, line.nbytes, self._stream)
+            ops.keep(logits, [session.next_side() for session in sessions])
         sides = [row.session.next_logits() if row.token is None else row.session.next_side() for row in rows]
         if len(fed) < len(rows):
             logits = cp.stack(sides)

@@ -3,6 +3,10 @@
 // found among those of one bin, digit by digit of the logits' bits, best first.
 #include "cluster.cuh"
 
+#if defined(__HIP__)
+#define __grid_constant__
+#endif
+
 #define THREADS 1024
 #define ONE 1099511627776.0f  // 2^40
 #define COPIES 8              // of sums by digit: few groups of lanes then wait for one another
@@ -405,4 +409,15 @@ KERNEL CLUSTER_OF(CLUSTER, 1, 1) __launch_bounds__(THREADS) void sample(
         report[2 * b] = plain[choice.id] - most - logf(sum), report[2 * b + 1] = logits[choice.id];
         if (next) next[b] = choice.id;
     }
+}
+
+struct Kept {
+    float* rows[16];
+};
+
+// rows[b] = logits[b]. Grid (V / 1024, B).
+KERNEL void keep(const float* logits, const __grid_constant__ Kept kept) {
+    TAKE_TURN();
+    int i = blockIdx.x * THREADS + threadIdx.x;
+    if (i < V) kept.rows[blockIdx.y][i] = logits[(size_t)blockIdx.y * V + i];
 }

@@ -10,8 +10,8 @@ from ds4mlx.cuda_port.ops.indexer_topk import choose_rows
 from ds4mlx.cuda_port.ops.latent import Compressor, Norms, keep_rows, latent, latent_step
 from ds4mlx.cuda_port.ops.rope_tail import embed, group_tables, tables
 from ds4mlx.cuda_port.ops.route import route, route_step
-from ds4mlx.cuda_port.ops.sample import sample
+from ds4mlx.cuda_port.ops.sample import keep, sample
 
 __all__ = ["Compressor", "Connection", "Norms", "Rows", "Update", "WayBack", "arranged", "attend", "choose_rows",
-           "compress", "dense", "embed", "experts", "group_tables", "hyper_mix", "keep_rows", "latent", "latent_step",
-           "route", "route_step", "sample", "tables"]
+           "compress", "dense", "embed", "experts", "group_tables", "hyper_mix", "keep", "keep_rows", "latent",
+           "latent_step", "route", "route_step", "sample", "tables"]

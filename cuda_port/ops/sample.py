@@ -1,12 +1,22 @@
 """The next token of each row of logits."""
+import ctypes
+from collections.abc import Sequence
+
 import numpy as np
 
 from ds4mlx.cuda_port import scratch
-from ds4mlx.cuda_port.build import kernel
+from ds4mlx.cuda_port.build import Defines, kernel
 from ds4mlx.cuda_port.device import cupy as cp
 from ds4mlx.cuda_port.launch import clusters, launch
 
 CLUSTER = 8     # blocks that look through a row
+THREADS = 1024
+MOST_ROWS = 16
+
+
+class _Kept(ctypes.Structure):
+    """`struct Kept` of sample.cu."""
+    _fields_ = [("rows", ctypes.c_void_p * MOST_ROWS)]
 
 
 def sample(logits: "cp.ndarray", plain: "cp.ndarray", settings: "cp.ndarray", top_k: "cp.ndarray", token: "cp.ndarray",
@@ -18,7 +28,18 @@ def sample(logits: "cp.ndarray", plain: "cp.ndarray", settings: "cp.ndarray", to
     its adjusted logit. following i32 [B] gets the token too.
     """
     B, V = logits.shape
-    cluster = CLUSTER if clusters() else 1
-    launch(kernel("sample", "sample", (("V", V), ("CLUSTER", cluster))), (cluster, B), (1024,),
+    defines = _defines(V)
+    launch(kernel("sample", "sample", defines), (dict(defines)["CLUSTER"], B), (THREADS,),
            (logits, plain, settings, top_k, token, report, following, scratch.take("sample.keys", (B, V), np.uint32),
             scratch.take("sample.ids", (B, V), np.int32)))
+
+
+def keep(logits: "cp.ndarray", rows: "Sequence[cp.ndarray]") -> None:
+    """rows[b] = logits[b], f32 [V], of up to 16 rows, wherever they lie."""
+    B, V = logits.shape
+    kept = _Kept(rows=(ctypes.c_void_p * MOST_ROWS)(*(row.data.ptr for row in rows)))
+    launch(kernel("sample", "keep", _defines(V)), (-(-V // THREADS), B), (THREADS,), (logits, kept))
+
+
+def _defines(V: int) -> Defines:
+    return ("V", V), ("CLUSTER", CLUSTER if clusters() else 1)
