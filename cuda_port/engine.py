@@ -1,5 +1,7 @@
 """The CUDA engine: opens a model file and turns tokens into tokens, on one card. All its work is on one stream."""
+import logging
 import threading
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -7,8 +9,9 @@ from pathlib import Path
 import numpy as np
 
 from ds4mlx.config import Settings
-from ds4mlx.cuda_port import memory, ops, scratch
+from ds4mlx.cuda_port import build, memory, ops, scratch
 from ds4mlx.cuda_port.device import cupy as cp, use_stream
+from ds4mlx.cuda_port.forms import MANY
 from ds4mlx.cuda_port.models.deepseek_v4 import Chunk, Model
 from ds4mlx.cuda_port.sampling import Sampler
 from ds4mlx.cuda_port.session import CudaSession
@@ -16,12 +19,16 @@ from ds4mlx.cuda_port.sizes import Sizes
 from ds4mlx.cuda_port.state import Arena
 from ds4mlx.cuda_port.step import MOST_ROWS, Stepper
 from ds4mlx.cuda_port.weights import loading
-from ds4mlx.engine.protocol import SPAN_TOKENS, MemoryPlan, MemoryUse, ModelInfo, Progress, Row, Step
+from ds4mlx.engine.protocol import SPAN_TOKENS, MemoryPlan, MemoryUse, ModelInfo, Progress, Row, Sampling, Step
 from ds4mlx.gguf.reader import GGUF
 from ds4mlx.models.deepseek_v4 import names, schema
 from ds4mlx.models.fingerprint import weights_fp
 from ds4mlx.models.registry import label
 
+log = logging.getLogger(__name__)
+
+CHUNKS = 1, 2, 4, 8, 16, 20, 128, 512, MANY     # tokens, of which launches take different forms
+ROWS = 1, 2, 4, 8, 16
 BITS = {"IQ2_XXS": 2, "Q2_K": 2, "Q4_K": 4, "MXFP4": 4, "Q8_0": 8}
 
 
@@ -55,6 +62,7 @@ class CudaEngine:
         self._arena = Arena(self._config, self._sizes, sessions + 1, pages)
         self._stepper = Stepper(self._model, self._arena, self._config.max_position_embeddings)
         self._sampler = Sampler(MOST_ROWS)
+        self._rehearse(sessions)
         self._stream.synchronize()
         self.info = self._describe()
 
@@ -142,6 +150,21 @@ class CudaEngine:
         scratch.clear()
         cp.get_default_memory_pool().free_all_blocks()
         self._file.close()
+
+    def _rehearse(self, sessions: int) -> None:
+        """Chunks and steps at the beginning and the end of a context, as far as it takes to know their kernels."""
+        began, session = time.perf_counter(), self.open(self._context)
+        with build.ahead() as kernels, self._model.fewer_layers():
+            for count in sorted({min(n, self._settings.prefill_chunk, self._context) for n in CHUNKS}):
+                for start in {0, self._context - count}:
+                    session.tokens[:] = [0] * start
+                    self._feed(session, [0] * count)
+            for rows in ROWS:
+                for length in (1, 8 * self._config.index_topk, self._context) if rows <= sessions else ():
+                    self._stepper.rehearse(rows, length)
+            self._sampler.choose([Row(session, Sampling())], session.next_logits()[None], self._stepper.ids)
+        session.close()
+        log.info("%d kernels compiled in %.1f s", len(kernels), time.perf_counter() - began)
 
     def _check(self, session: CudaSession, tokens: list[int]) -> None:
         self._own()

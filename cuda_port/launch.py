@@ -28,12 +28,15 @@ class _Config(ctypes.Structure):
                 ("stream", ctypes.c_void_p), ("attributes", ctypes.POINTER(_Attribute)), ("count", ctypes.c_uint)]
 
 
-def launch(kernel: "cp.RawKernel", grid: Size, block: Size, arguments: Sequence[Argument],
+def launch(kernel: "cp.RawKernel | None", grid: Size, block: Size, arguments: Sequence[Argument],
            shared_bytes: int = 0) -> None:
-    """Run `kernel` on the current stream. Integers are passed as C int, floats as C float, None as a null pointer.
+    """Run `kernel`, if there is one, on the current stream. Integers are passed as C int, floats as C float, None as a
+    null pointer.
 
     Raises RuntimeError with the driver's error number.
     """
+    if kernel is None:
+        return
     values = [_c_value(argument) for argument in arguments]
     pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
     function, stream = ctypes.c_void_p(kernel.kernel.ptr), ctypes.c_void_p(cp.cuda.get_current_stream().ptr)

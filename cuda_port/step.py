@@ -70,6 +70,10 @@ class Stepper:
         self._ahead = Ahead(tuple(sessions), tuple(len(s.tokens) for s in sessions), tuple(tokens),
                             tuple(s.epoch for s in sessions))
 
+    def rehearse(self, rows: int, length: int) -> None:
+        """Ask for the kernels of a step of so many sessions, none of which is longer (build.ahead)."""
+        self._forward(rows, self._level(length))
+
     def _launch(self, at: Ahead, tokens: Sequence[int] | None) -> None:
         B = len(at.sessions)
         stage = self._staging[self._turn]

@@ -3,6 +3,8 @@
 Two forms share every line but a few: a chunk, consecutive tokens of one session, and a step, one token of each of some
 sessions. Nothing here waits for the card, and a step reads its positions there, so that it can be captured.
 """
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -55,8 +57,18 @@ class Model:
         found = parts.tensors(file, config, loader)
         self.embed, self.head = found["embed"], found["head"]
         self.hc_head = parts.head(found, config)
-        self.layers = list(parts.layers(found, config))
+        self._layers = list(enumerate(parts.layers(found, config)))
         self._frequencies = cp.asarray(np.stack([rope.frequencies(config, compressed) for compressed in (False, True)]))
+
+    @contextmanager
+    def fewer_layers(self) -> Iterator[None]:
+        """In here, of layers that launch the same kernels the first alone (build.ahead)."""
+        every = self._layers
+        self._layers = list({layer.form: (i, layer) for i, layer in reversed(every)}.values())
+        try:
+            yield
+        finally:
+            self._layers = every
 
     def streams(self, batch: Batch, arena: Arena) -> tuple["cp.ndarray", ops.Update]:
         """Through all layers: the final streams [T, N, D] and the update that they still lack. The state in the arena
@@ -71,7 +83,7 @@ class Model:
         step = isinstance(batch, Step)
         ops.tables(batch.positions, self._frequencies, tables)
         ops.embed(self.embed, batch.ids, streams)
-        for i, layer in enumerate(self.layers):
+        for i, layer in self._layers:
             ops.hyper_mix(streams, layer.hc_attn, update, i == 0, x, step)
             self._attention(i, layer, x, tables, batch, arena, update)
             ops.hyper_mix(streams, layer.hc_ffn, update, False, x, step)

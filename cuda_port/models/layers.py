@@ -49,6 +49,15 @@ class Layer:
     w2: Weight
     shared: tuple[Weight, Weight, Weight]           # w1, w3, w2
 
+    @property
+    def form(self) -> tuple[object, ...]:
+        """The same for layers that launch the same kernels."""
+        matrices = (self.hc_attn.fn, self.hc_ffn.fn, self.wq_a, self.wkv, self.wq_b, self.wo_a, self.wo_b, self.gate,
+                    self.w1, self.w3, self.w2, *self.shared, self.index_wq_b, self.index_weights_proj,
+                    *(w for c in self.compressors for w in (c.wkv, c.wgate)))
+        return (self.ratio, self.gate_tid2eid is None,
+                *(w and (w.kind, w.shape, w.arranged, w.tiled) for w in matrices))
+
 
 def tensors(file: GGUF, config: Config, loader: Loader) -> dict[str, Tensor]:
     """Every tensor by its checkpoint name. Matrices that share their bytes in the file are one on the card."""

@@ -4,7 +4,7 @@ from functools import cache
 
 import numpy as np
 
-from ds4mlx.cuda_port.build import kernel
+from ds4mlx.cuda_port.build import compiled, kernel
 from ds4mlx.cuda_port.device import cupy as cp
 from ds4mlx.cuda_port.forms import BLOCK, TILE_ROWS, BatchForm, DenseForm
 from ds4mlx.cuda_port.launch import active_clusters, clusters, launch, limits, processors
@@ -145,7 +145,7 @@ def running_clusters() -> tuple[int, ...]:
 
 def _running(shares: int) -> int:
     form = BatchForm.sharing(shares, 4096, DECODE_TOKENS, (1, 0), 1, limits())
-    return active_clusters(kernel("dense_matmul", "batch", form.defines, form.shared_bytes), shares, THREADS,
+    return active_clusters(compiled("dense_matmul", "batch", form.defines, form.shared_bytes), shares, THREADS,
                            form.shared_bytes) if form else 0
 
 

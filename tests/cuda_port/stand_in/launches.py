@@ -14,6 +14,7 @@ import cupy as cp
 import numpy as np
 
 from ds4mlx.config import Settings
+from ds4mlx.cuda_port import build
 from ds4mlx.cuda_port import launch as launching
 from ds4mlx.engine.protocol import Row, Sampling
 
@@ -43,6 +44,8 @@ def fits(parameter: str, argument: object) -> bool:
 
 
 def launch(kernel, grid, block, arguments, shared_bytes=0):
+    if kernel is None:
+        return
     declared = parameters(kernel.code, tuple(kernel.options), kernel.name)
     assert len(declared) == len(arguments), f"{kernel.name} takes {declared}, got {len(arguments)}"
     wrong = [(p, type(a)) for p, a in zip(declared, arguments) if not fits(p, a)]
@@ -63,6 +66,7 @@ def main() -> None:
         engine = open_cuda(Settings(ctx=4096, batched_session=2, **settings), Path(sys.argv[1]),
                            lambda *numbers: told.append(numbers))
         assert [done == total for done, total in told] == [False] * (len(told) - 1) + [True], "when a bar goes"
+        known = build._module.cache_info().misses
         a, b = engine.open(4096), engine.open(4096)
         engine.prefill(a, [5] * 2600)
         a.mark()
@@ -75,6 +79,7 @@ def main() -> None:
         b.restore(state)
         again = b.snapshot().head(0)
         assert all(np.array_equal(state[name], again[name]) for name in state)
+        assert build._module.cache_info().misses == known, "a kernel was not compiled when the engine was opened"
         engine.close()
     print(len(launched))
 

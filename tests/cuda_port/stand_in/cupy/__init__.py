@@ -74,12 +74,21 @@ class Stream:
 
 class Device:
     id, mem_info, compute_capability = 0, (140 << 30, 141 << 30), "90"
+
+    def __init__(self, id=0): ...
+
+    def __enter__(self): ...
+
+    def __exit__(self, *fault): ...
+
     attributes = type("Attributes", (dict,), {"__missing__": lambda self, key: 232448})(COUNTS)
 
 
 class RawModule:
     def __init__(self, code, options, backend):
         self.code, self.options = code, options
+
+    def compile(self): ...
 
     def get_function(self, name):
         return SimpleNamespace(code=self.code, options=self.options, name=name)
