@@ -179,7 +179,7 @@ DEVICE void multiply(const float* x, const Job& job, int matrix, int first_tile,
         in = in + 1 == DEPTH ? 0 : in + 1;
     };
     for (int i = 0; i < DEPTH; ++i) begin();
-    AWAIT_TURN();
+    HOLD_TURN();
     Columns<BYTES> columns;
     columns.load(x + (size_t)blockIdx.y * K + share.rank * PART, (size_t)job.groups * K, first, job, share, staged,
                  scales);
@@ -226,7 +226,6 @@ DEVICE void multiply(const float* x, const Job& job, int matrix, int first_tile,
 
 KERNEL CLUSTER_OF(SHARES, 1, 1) __launch_bounds__(THREADS, 1) void batch(const float* x,
                                                                          const __grid_constant__ Job job) {
-    PASS_TURN();
     int cluster = blockIdx.x / SHARES, rank = blockIdx.x % SHARES, clusters = gridDim.x / SHARES;
     int bytes = job.bytes_clusters, tiles = job.bytes_count ? job.ends[job.bytes_count - 1] : 0;
     if (HAS_Q8 && (!HAS_F16 || cluster < bytes)) multiply<true>(x, job, 0, 0, tiles, Share{rank, cluster, bytes});

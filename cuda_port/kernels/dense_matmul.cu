@@ -90,7 +90,6 @@ KERNEL __launch_bounds__(THREADS, TILES_OF_TOKENS > 2 ? 1 : 2) void decode(const
     int tiles = job.ends[job.count - 1], stride = gridDim.x * TOGETHER, base = blockIdx.x * TOGETHER;
     int rounds = base < tiles ? (tiles - base + stride - 1) / stride : 0;
     int mine = slot < TOGETHER ? tiles : 0;  // where this group of lanes stops
-    PASS_TURN();
     for (int phase = 0; phase < PHASES; ++phase) {
         Cursor ahead = {{}, base + slot};
         ahead.locate(job, mine);
@@ -114,7 +113,7 @@ KERNEL __launch_bounds__(THREADS, TILES_OF_TOKENS > 2 ? 1 : 2) void decode(const
             in = in + 1 == DEPTH ? 0 : in + 1;
         };
         for (int i = 0; i < DEPTH; ++i) begin();
-        if (phase == 0) AWAIT_TURN();
+        if (phase == 0) HOLD_TURN();
         else __syncthreads();
         for_blocks<TILES_OF_TOKENS == 1 ? 2 : 4>(
             job.tokens * (PART / BLOCK),

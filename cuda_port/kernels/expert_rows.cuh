@@ -177,14 +177,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     u8* routed = book + HAS_CODEBOOK * CODEBOOK_BYTES;
     int stride = gridDim.x * 2;
     Slice next;
-    PASS_TURN();
     auto shared_of = [&](int u) { return rows_of(shared + (size_t)u * UNIT * SHARED_PITCH, SHARED_PITCH); };
     int unit = (int)blockIdx.x * 2 + team;
     bool fetched = team == 0 && unit * UNIT < ROWS && warp < SLICES;
     if (fetched) fetch_q8(next, shared_of(unit), WIDTH, warp * Q8_COLUMNS);
     if (HAS_CODEBOOK) fill_codebook(book, CODEBOOK_PITCH);
     Codebook codebook(book);
-    AWAIT_TURN();
+    HOLD_TURN();
     for (int start = 0; start < tokens; start += MOST) {
         int count = min(MOST, tokens - start);
         for_blocks<2>(count * VECTORS * BLOCKS,

@@ -88,7 +88,10 @@ KERNEL CLUSTER_OF(CLUSTER, 1, 1) __launch_bounds__(THREADS) void mix(
         int t = min((int)blockIdx.y * TOKENS + k, T - 1);
 #pragma unroll
         for (int n = 0; n < N; ++n)
-            old[k][held][n] = ((const float2*)streams)[((size_t)t * N + n) * (D / 2) + at(p)];
+            old[k][held][n] = settled((const float2*)streams + ((size_t)t * N + n) * (D / 2) + at(p));
+    };
+    auto load_update = [&](int k, int p, int held) {
+        int t = min((int)blockIdx.y * TOKENS + k, T - 1);
         if (update) part[k][held] = ((const float2*)y)[(size_t)t * (D / 2) + at(p)];
     };
     auto store_stream = [&](int t, int p, const float2 (&v)[N]) {
@@ -98,6 +101,11 @@ KERNEL CLUSTER_OF(CLUSTER, 1, 1) __launch_bounds__(THREADS) void mix(
     };
 #pragma unroll
     for (int p = 0; AHEAD && p < PASSES; ++p) load_fn(p, p), weight[p] = ((const float2*)norm)[at(p)];
+    // The streams are of the half layer before the kernel in front, which holds its turn; the first ones are not.
+#pragma unroll
+    for (int k = 0; k < TOKENS; ++k)
+#pragma unroll
+        for (int p = 0; AHEAD && update && p < PASSES; ++p) load_streams(k, p, p);
     float first_scale = scale[0], first_base[N];
 #pragma unroll
     for (int n = 0; n < N; ++n) first_base[n] = base[n];
@@ -107,7 +115,10 @@ KERNEL CLUSTER_OF(CLUSTER, 1, 1) __launch_bounds__(THREADS) void mix(
     for (int k = 0; k < TOKENS; ++k) {
         int t = min((int)blockIdx.y * TOKENS + k, T - 1);
 #pragma unroll
-        for (int p = 0; AHEAD && p < PASSES; ++p) load_streams(k, p, p);
+        for (int p = 0; AHEAD && p < PASSES; ++p) {
+            if (!update) load_streams(k, p, p);
+            load_update(k, p, p);
+        }
         if (update && tid < N + N * N) weights[k][tid] = tid < N ? post[t * N + tid] : m[t * N * N + tid - N];
     }
     __syncthreads();
@@ -119,7 +130,7 @@ KERNEL CLUSTER_OF(CLUSTER, 1, 1) __launch_bounds__(THREADS) void mix(
         for (int p = 0; p < PASSES; ++p) {
             const int held = AHEAD ? p : 0;
             if (!AHEAD) {
-                load_fn(p, 0), load_streams(k, p, 0);
+                load_fn(p, 0), load_streams(k, p, 0), load_update(k, p, 0);
                 __syncthreads();  // all have read what this pass overwrites
             }
             float2 own = make_float2(0, 0), v[N];

@@ -25,6 +25,9 @@
 #define AWAIT_TURN()
 #endif
 #define TAKE_TURN() PASS_TURN(); AWAIT_TURN()
+// As long kernels do it, whose multiprocessors have no room for the next one's blocks anyway: once that one has begun,
+// all that was in front of this one is done, and may be read before the next turn, past the first cache (`settled`).
+#define HOLD_TURN() do { AWAIT_TURN(); PASS_TURN(); } while (0)
 
 typedef unsigned char u8;
 typedef unsigned short u16;
@@ -35,6 +38,16 @@ typedef unsigned long long u64;
 #define DEVICE __device__ __forceinline__
 #define KERNEL extern "C" __global__
 #define INFINITE __int_as_float(0x7f800000)
+
+DEVICE float2 settled(const float2* p) {
+#if DS4_ARCH
+    float2 v;
+    asm volatile("ld.global.cg.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "l"(p) : "memory");
+    return v;
+#else
+    return *p;
+#endif
+}
 
 DEVICE int lane_id() { return threadIdx.x % LANES; }
 DEVICE int group_id() { return threadIdx.x / LANES; }

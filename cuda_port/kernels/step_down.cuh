@@ -97,13 +97,12 @@ KERNEL __launch_bounds__(THREADS, 1) void down(const u8* mid, const float2* fiel
     float* sums = (float*)(memory + WARPS * DEPTH * STAGE_BYTES);   // [MOST][WARPS][LANES]
     float* shared_sums = sums + MOST * WARPS * LANES;               // [MOST][WARPS][TILE_ROWS]
     int* order = (int*)(shared_sums + MOST * WARPS * TILE_ROWS);    // [MOST * SLOTS]
-    PASS_TURN();
     const int half = WARPS / TILES;     // groups of lanes of a tile of the shared expert
     SharedRows rows;
     rows.fetch(shared + (blockIdx.x * BLOCK_ROWS + warp / half * TILE_ROWS) * SHARED_PITCH,
                warp % half * SHARED_COLUMNS);
     for (int t = 0; t < tokens; ++t) sums[(t * WARPS + warp) * LANES + lane] = 0;
-    AWAIT_TURN();
+    HOLD_TURN();
     int pairs = tokens * SLOTS;
     sort_pairs(selected, pairs, (int*)memory, order);
     auto begin = [&](int k, int stage) {
