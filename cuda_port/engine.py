@@ -11,7 +11,6 @@ import numpy as np
 from ds4mlx.config import Settings
 from ds4mlx.cuda_port import build, memory, ops, scratch
 from ds4mlx.cuda_port.device import cupy as cp, use_stream
-from ds4mlx.cuda_port.forms import MANY
 from ds4mlx.cuda_port.models.deepseek_v4 import Chunk, Model
 from ds4mlx.cuda_port.sampling import Sampler
 from ds4mlx.cuda_port.session import CudaSession
@@ -27,7 +26,7 @@ from ds4mlx.models.registry import label
 
 log = logging.getLogger(__name__)
 
-CHUNKS = 1, 2, 4, 8, 16, 20, 128, 512, MANY     # tokens, of which launches take different forms
+CHUNKS = 1, 2, 4, 8, 16, 20, 128, 512, 1 << 30  # tokens, of which launches take different forms
 ROWS = 1, 2, 4, 8, 16
 BITS = {"IQ2_XXS": 2, "Q2_K": 2, "Q4_K": 4, "MXFP4": 4, "Q8_0": 8}
 

@@ -40,16 +40,14 @@ TABLES_BYTES = (256 + 128) * LANES * 4      # the codebook of IQ2_XXS and its si
 STEP_TABLES_BYTES = 2 * 256 * LANES * 4     # the same for it, signs by whole bytes
 STAGE_BYTES = 2 * 1344 + 2 * 256 + 16 * 8   # of a pair on its way to `down`, for a group of lanes
 
-MANY = 1 << 30
 CHUNK_FORMS = (64, 64, 16), (16, 64, 4), (32, 32, 4), (16, 32, 2)   # attention: heads, keys of a tile, groups of lanes
 STEP_HEADS = 16             # of a block; a token's keys are split over as many blocks as a cluster can have
 # Keys of a tile, by groups of lanes (16 where a multiprocessor has one block): of those that may hold a block's whole
 # slice, then of those that longer ones are cut into. 320 take 32.1 us in tiles of 64, 33.4 of 128, 34.5 of 80.
 STEP_KEYS = {8: ((32, 80), (80,)), 16: ((32, 64, 80, 128), (128, 64))}
-# Slices of a token's keys, and blocks that share a multiprocessor, where there are at most so many blocks for each of
-# these (clusters do not fit them all) and so many keys: the fastest of those measured with 1 to 16 tokens.
-SLICES = ((8, 1, 0.88, MANY), (4, 1, 0.9, 320), (2, 1, 1, 160), (8, 2, 1.76, MANY), (4, 2, 1.76, MANY),
-          (2, 1, 1, MANY), (2, 2, 2, MANY))
+# Slices of a token's keys, where all blocks then take no more than that part of the multiprocessors, one each: clusters
+# of 8 and of 4 do not fit them all. What is more than the last shares them by twos.
+SLICES = (8, 0.88), (4, 0.9), (2, 1)
 
 MOST_CLUSTER = 8            # blocks
 MOST_PAIRS = 128            # of channels of each stream, of a hyper-connection's block
@@ -316,8 +314,8 @@ class AttendForm:
     def step(cls, heads: int, channels: int, tokens: int, keys: int, clustered: bool, limits: Limits) -> Self:
         """keys: of a token, at most. clustered: the blocks of a token's slices put their sums together themselves."""
         blocks = -(-heads // STEP_HEADS) * tokens
-        slices, together = next((form[:2] for form in SLICES if blocks * form[0] <= form[2] * limits.processors
-                                 and keys <= form[3]), SLICES[-1][:2])
+        slices = next((n for n, part in SLICES if n * blocks <= part * limits.processors), SLICES[-1][0])
+        together = 1 if slices * blocks <= limits.processors else 2
         groups = 16 if together == 1 and channels % 256 == 0 else 8
         whole, parts = STEP_KEYS[groups]
         own = -(-keys // slices)

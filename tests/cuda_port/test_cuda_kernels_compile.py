@@ -44,7 +44,7 @@ CASES = {
 HOPPER = {
     "dense_matmul": [f"{BATCH} K=8192 VECTORS=16 SHARES=8", f"{BATCH} K=4096 VECTORS=8 SHARES=2"],
     "expert_matmul": [f"FORM=0 KIND=16 MOST={most} WIDE_CODEBOOK=1 {GATE_UP}" for most in (1, 4)],
-    "attend": [f"{ATTEND} STEP=1 KEYS=80 GROUPS=8 CLUSTERED=1 SLICES=4 BLOCKS=2",
+    "attend": [f"{ATTEND} STEP=1 KEYS=80 GROUPS=8 CLUSTERED=1 SLICES=2 BLOCKS=2",
                *(f"{ATTEND} STEP=1 KEYS={keys} GROUPS=16 CLUSTERED=1 SLICES=2 BLOCKS=1" for keys in (64, 128))],
     "hyper_mix": [f"{HYPER} STEP=1 CLUSTER=8 PAIRS=128 PASSES=2 TOKENS=1",
                   "N=4 D=7168 M=24 FN_HALF=1 STEP=1 CLUSTER=7 PAIRS=128 PASSES=4 TOKENS=2"],
