@@ -10,6 +10,7 @@ from ds4mlx.config import Settings
 from ds4mlx.engine import mlx_memory
 from ds4mlx.engine.mlx_engine import open_mlx
 from ds4mlx.engine.mlx_sampling import uniform
+from ds4mlx.engine.mlx_session import MLXSession
 from ds4mlx.engine.protocol import MemoryPlan, Row
 from ds4mlx.errors import DoesNotFit
 from ds4mlx.models.deepseek_v4 import schema
@@ -34,6 +35,14 @@ def test_greedy_decoding_takes_the_largest_logit_of_a_fresh_prefill(engine, sess
 def test_the_uniform_of_a_step_depends_on_nothing_but_seed_and_step():
     assert uniform(3, 5) == uniform(3, 5) and len({uniform(s, i) for s in range(4) for i in range(4)}) == 16
     assert 0 <= uniform(2 ** 64 - 1, 10) < 1
+
+
+def test_layers_that_begin_early_give_the_same(engine):
+    sessions = [MLXSession(engine._model, 600, early=early) for early in (False, True)]
+    for session in sessions:
+        session.feed(list(range(10, 310)))
+        session.feed(list(range(20, 120)))
+    np.testing.assert_array_equal(*(session.logits() for session in sessions))
 
 
 @pytest.mark.parametrize("most", [1, 2, 3, 5, 16])

@@ -55,7 +55,8 @@ class MLXEngine:
         traced.prepare(self._model)
         self._pools = Pools(self._config, settings.kv_round)
         self._sessions: weakref.WeakSet[MLXSession] = weakref.WeakSet()
-        self._decoder = Decoder(self._model, self._pools, _computes_later(settings.ops))
+        self._later = _computes_later(settings.ops)
+        self._decoder = Decoder(self._model, self._pools, lookahead=self._later)
         steering = read_steering(settings, self._config)
         self.steer(steering)
         fingerprint = _steered_fp(weights_fp(file), steering)
@@ -84,7 +85,8 @@ class MLXEngine:
                              f"{self._config.max_position_embeddings}")
         others = [self.plan(session.context, 1).session_bytes for session in self._sessions if not session.closed]
         mlx_memory.require_one_more(self.plan(context, 1 + len(others)), sum(others))
-        session = MLXSession(self._model, context, self._settings.kv_rewind_points, self._pools, self._sessions)
+        session = MLXSession(self._model, context, self._settings.kv_rewind_points, self._pools, self._sessions,
+                             early=self._later)
         self._sessions.add(session)
         return session
 

@@ -33,20 +33,20 @@ class Place:
 
 class MLXSession:
     """See engine.protocol.Session. most_marks: places to rewind to that it keeps; rows go to `pools`, or to some of its
-    own; `others` are all sessions that have theirs there.
+    own; `others` are all sessions that have theirs there; early: on devices that compute while the host goes on.
 
     While it decodes, the state is in a stack, and `cache` lags behind until somebody asks for it.
     """
 
     def __init__(self, model: Model, context: int, most_marks: int = MARKS, pools: Pools | None = None,
-                 others: Collection["MLXSession"] = ()) -> None:
+                 others: Collection["MLXSession"] = (), early: bool = False) -> None:
         self.tokens: list[int] = []
         self.context = context
         self.epoch = 0      # grows when rows that were there may be others from now on
         self.cache: list[LayerState] = model.make_cache(context, pools)
         self.table = self.cache[0].table
         self.place: Place | None = None
-        self._model, self._others = model, others
+        self._model, self._others, self._early = model, others, early
         self._next: mx.array | None = None
         self._marks: list[Mark] = []
         self._most_marks = most_marks
@@ -60,7 +60,7 @@ class MLXSession:
         before = self._here()
         mx.synchronize()    # a step begun ahead still reads the pools, and MLX would copy them to write to them
         try:
-            streams, update = self._model.chunk(mx.array(tokens, mx.int32), self.cache)
+            streams, update = self._model.chunk(mx.array(tokens, mx.int32), self.cache, self._early)
             self._next = self._model.logits(streams[-1:], update.rows(slice(-1, None)))[0]
             mx.eval(self._next, [layer.state for layer in self.cache])
         except BaseException:

@@ -82,11 +82,11 @@ class Model(nn.Module):
             raise ValueError(f"DeepSeek V4 takes one sequence at a time, got a batch of {tokens.shape[0]}")
         return self.logits(*self.chunk(tokens[0], cache or self.make_cache()))[None]
 
-    def chunk(self, ids: mx.array, cache: list[LayerState]) -> tuple[mx.array, Update]:
+    def chunk(self, ids: mx.array, cache: list[LayerState], early: bool = False) -> tuple[mx.array, Update]:
         """ids [T] through all layers: the final streams [T, 4, D] and their last update. The cache takes in the
-        chunk."""
+        chunk. early: a layer's work is begun while the host prepares the next."""
         chunk = Chunk(self.config, ids, cache[0].offset)
-        out = self._streams(chunk, cache)
+        out = self._streams(chunk, cache, early)
         for state in cache:
             state.offset = chunk.end
         return out
@@ -96,13 +96,15 @@ class Model(nn.Module):
         pools; those of positions that nobody covers are never read."""
         return self.logits(*self._streams(batch, layers))
 
-    def _streams(self, tokens: Chunk | Batch,
-                 states: Sequence[LayerState] | Sequence[StackedLayer]) -> tuple[mx.array, Update]:
+    def _streams(self, tokens: Chunk | Batch, states: Sequence[LayerState] | Sequence[StackedLayer],
+                 early: bool = False) -> tuple[mx.array, Update]:
         x = ops.dequantize(self.embed.take(tokens.ids), self.embed.kind)
         streams = mx.repeat(x[:, None], self.config.hc_mult, axis=1)
         update = None
         for layer, state in zip(self.layers, states, strict=True):
             streams, update = layer(streams, update, tokens, state)
+            if early:
+                mx.async_eval(streams, update, state.state)
         return streams, update
 
     def logits(self, streams: mx.array, update: Update | None) -> mx.array:
