@@ -64,8 +64,7 @@ def compiled(stem: str, entry: str, defines: Defines, shared_bytes: int) -> "cp.
 
 @cache
 def _module(stem: str, defines: Defines) -> "cp.RawModule":
-    if cp.cuda.runtime.is_hip:
-        macros = "".join(f"#define {name} {value}\n" for name, value in defines)
-        return cp.RawModule(code=HIP_HEADERS + macros + source(stem), options=OPTIONS, backend="nvrtc")
-    options = (*OPTIONS, *(f"-D{name}={value}" for name, value in defines))
-    return cp.RawModule(code=source(stem), options=options, backend="nvrtc")
+    # Not as options: CuPy asks the compiler about every set of those anew, for each kernel that its cache has, too.
+    macros = "".join(f"#define {name} {value}\n" for name, value in defines)
+    headers = HIP_HEADERS if cp.cuda.runtime.is_hip else ""
+    return cp.RawModule(code=headers + macros + source(stem), options=OPTIONS, backend="nvrtc")
