@@ -38,6 +38,7 @@ STEP_ROUNDS = 4             # of its gate and up, between barriers
 GATE_UP_WARPS, GATE_UP_DEPTH = 16, 2    # its groups of lanes, and tiles of each matrix on their way to each
 TABLES_BYTES = (256 + 128) * LANES * 4      # the codebook of IQ2_XXS and its signs, for each lane its own
 STEP_TABLES_BYTES = 2 * 256 * LANES * 4     # the same for it, signs by whole bytes
+OCTETS_BYTES = 128          # of zeros
 STAGE_BYTES = 2 * 1344 + 2 * 256 + 16 * 8   # of a pair on its way to `down`, for a group of lanes
 
 CHUNK_FORMS = (64, 64, 16), (16, 64, 4), (32, 32, 4), (16, 32, 2)   # attention: heads, keys of a tile, groups of lanes
@@ -269,7 +270,7 @@ class StepForm:
     @cache
     def down(cls, tokens: int, slots: int, limits: Limits) -> Self:
         def bytes_of(most: int, depth: int) -> int:
-            return WARPS * (depth * STAGE_BYTES + most * (LANES + TILE_ROWS) * 4) + most * slots * 4
+            return WARPS * (depth * STAGE_BYTES + most * (LANES + TILE_ROWS) * 4) + OCTETS_BYTES + most * slots * 4
         return cls._largest(tokens, (3, 2, 1) if tokens > 1 else (2, 1), bytes_of, limits, (), WARPS)
 
     @classmethod

@@ -6,6 +6,7 @@
 #define BLOCK_ROWS (TILES * TILE_ROWS)
 #define VECTOR_BYTES (2 * 256 + 16 * 8) // of a pair, for a tile's columns: planes, then fields
 #define STAGE_BYTES (TILES * TILE_BYTES_Q2_K + VECTOR_BYTES)
+#define OCTETS_BYTES 128                // of which a lane has 16 in each 32
 #define SHARED_PITCH ((size_t)(WIDTH / 32 * 34))
 #define SHARED_COLUMNS (WIDTH / (WARPS / TILES))  // of a group of lanes
 
@@ -63,28 +64,58 @@ struct SharedRows {
     }
 };
 
+// What tiles side by side are multiplied by, of a pair: this lane's 64 columns, 16 with a scale each.
+struct Vector {
+    u32 b[4][4];            // octets, as columns of B; zeros for what other lanes have
+    float scale[4], sum[4]; // of columns f, whose codes come 4^f too large
+    float scale_off[4], sums_off;   // -128 times a scale, and all four sums
+
+    DEVICE void load(const u8* octets, const float2* fields) {
+        float total = 0;
+#pragma unroll
+        for (int f = 0; f < 4; ++f) {
+            *(Quad*)b[f] = *(const Quad*)(octets + 32 * f);
+            float2 of = fields[f];
+            scale[f] = of.x * (1.f / (1 << 2 * f)), scale_off[f] = scale[f] * -128, sum[f] = of.y;
+            total += of.y;
+        }
+        sums_off = total * -128;
+    }
+};
+
+// 128 and byte i of the word, which is less: below the exponent's byte it counts ones. The compiler would fetch a known
+// one anew for each of these (own in matvec.cuh).
+DEVICE float above_128(u32 word, int i) {
+    u32 exponent = 0x43 ^ threadIdx.y;
+    return __int_as_float((int)bytes_of(word, exponent, 0x4055 | i << 8));
+}
+
 // Rows g and g + 8 of a tile times a pair's columns: this lane's 64 of them.
-DEVICE void multiply(float* y, const u8* tile, const u32 (&b)[4][4], const float2 (&fields)[4]) {
+DEVICE void multiply(float* y, const u8* tile, const Vector& v) {
     int lane = lane_id();
     Quad c0 = *(const Quad*)(tile + 16 * lane), c1 = *(const Quad*)(tile + 512 + 16 * lane);
     Duo s = *(const Duo*)(tile + 1024 + 8 * lane), d = *(const Duo*)(tile + 1280 + lane / 4 * 8);
-    float sum[2] = {0, 0}, least[2] = {0, 0};
+    u32 scales[2], leasts[2];
+    float sum[2] = {0, 0}, least[2] = {v.sums_off, v.sums_off};
 #pragma unroll
-    for (int f = 0; f < 4; ++f) {   // codes stay where they are in their bytes, 4^f too large
+    for (int r = 0; r < 2; ++r) scales[r] = s.w[r] & 0x0f0f0f0f, leasts[r] = s.w[r] >> 4 & 0x0f0f0f0f;
+#pragma unroll
+    for (int f = 0; f < 4; ++f) {   // codes stay where they are in their bytes
         const u32 mask = 0x03030303u << 2 * f;
         u32 first[4] = {c0.w[0] & mask, c1.w[0] & mask, c0.w[1] & mask, c1.w[1] & mask};
         u32 second[4] = {c0.w[2] & mask, c1.w[2] & mask, c0.w[3] & mask, c1.w[3] & mask};
         int acc[4] = {};
-        mma_bytes_unsigned(acc, first, b[f][0], b[f][1]);
-        mma_bytes_unsigned(acc, second, b[f][2], b[f][3]);
-        float scale = fields[f].x * (1.f / (1 << 2 * f));
-        sum[0] += (float)(acc[0] * 256 + acc[1]) * (scale * (float)(s.w[0] >> 8 * f & 15));
-        sum[1] += (float)(acc[2] * 256 + acc[3]) * (scale * (float)(s.w[1] >> 8 * f & 15));
-        least[0] += fields[f].y * (float)(s.w[0] >> (8 * f + 4) & 15);
-        least[1] += fields[f].y * (float)(s.w[1] >> (8 * f + 4) & 15);
+        mma_bytes_unsigned(acc, first, v.b[f][0], v.b[f][1]);
+        mma_bytes_unsigned(acc, second, v.b[f][2], v.b[f][3]);
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            float by = fmaf(v.scale[f], above_128(scales[r], f), v.scale_off[f]);
+            sum[r] += (float)(acc[2 * r] * 256 + acc[2 * r + 1]) * by;
+            least[r] += v.sum[f] * above_128(leasts[r], f);
+        }
     }
-    y[0] = half_bits(d.w[0]) * sum[0] - half_bits(d.w[0] >> 16) * least[0];
-    y[1] = half_bits(d.w[1]) * sum[1] - half_bits(d.w[1] >> 16) * least[1];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) y[r] = half_bits(d.w[r]) * sum[r] - half_bits(d.w[r] >> 16) * least[r];
 }
 
 // y f32 [T, ROWS] = the sum of a token's pairs and of its shared expert.
@@ -96,30 +127,37 @@ KERNEL __launch_bounds__(THREADS, 1) void down(const u8* mid, const float2* fiel
     u8* ring = memory + warp * DEPTH * STAGE_BYTES;
     float* sums = (float*)(memory + WARPS * DEPTH * STAGE_BYTES);   // [MOST][WARPS][LANES]
     float* shared_sums = sums + MOST * WARPS * LANES;               // [MOST][WARPS][TILE_ROWS]
-    int* order = (int*)(shared_sums + MOST * WARPS * TILE_ROWS);    // [MOST * SLOTS]
+    u8* zeros = (u8*)(shared_sums + MOST * WARPS * TILE_ROWS);      // [OCTETS_BYTES]
+    int* order = (int*)(zeros + OCTETS_BYTES);                      // [MOST * SLOTS]
+    bool there = g / 2 == q;    // whose octets are not zeros
+    const u8* own = there ? ring + TILES * TILE_BYTES_Q2_K + g % 2 * 256 + q / 2 * 128 + q % 2 * 16 : zeros;
+    int own_pitch = there ? STAGE_BYTES : 0;
     const int half = WARPS / TILES;     // groups of lanes of a tile of the shared expert
     SharedRows rows;
     rows.fetch(shared + (blockIdx.x * BLOCK_ROWS + warp / half * TILE_ROWS) * SHARED_PITCH,
                warp % half * SHARED_COLUMNS);
     for (int t = 0; t < tokens; ++t) sums[(t * WARPS + warp) * LANES + lane] = 0;
+    if (threadIdx.x < OCTETS_BYTES / 4) ((u32*)zeros)[threadIdx.x] = 0;
     HOLD_TURN();
     int pairs = tokens * SLOTS;
     sort_pairs(selected, pairs, (int*)memory, order);
+    const u32 of_expert = ROWS / TILE_ROWS * SUPERS * TILE_BYTES_Q2_K;
+    const u8* tiles = matrix + ((size_t)blockIdx.x * TILES * SUPERS + super) * TILE_BYTES_Q2_K + 16 * lane;
+    const u8* octets = mid + lane / 16 * WIDTH + super * 256 + lane % 16 * 16;
+    const u8* scales = (const u8*)(fields + super * 16) + 16 * lane;
     auto begin = [&](int k, int stage) {
         if (k < pairs) {
-            int pair = pair_of_entry(order[k]);
-            size_t tile = (size_t)expert_of_entry(order[k]) * (ROWS / TILE_ROWS) + blockIdx.x * TILES;
-            u8* to = ring + stage * STAGE_BYTES;
+            u32 pair = pair_of_entry(order[k]);
+            const u8* from = tiles + (u64)(u32)expert_of_entry(order[k]) * of_expert;
+            u8* to = ring + stage * STAGE_BYTES + 16 * lane;
 #pragma unroll
-            for (int i = 0; i < TILES; ++i, to += TILE_BYTES_Q2_K) {
-                const u8* from = matrix + ((tile + i) * SUPERS + super) * TILE_BYTES_Q2_K;
-                copy16(to + 16 * lane, from + 16 * lane);
-                copy16(to + 512 + 16 * lane, from + 512 + 16 * lane);
-                if (lane < 20) copy16(to + 1024 + 16 * lane, from + 1024 + 16 * lane);
+            for (int i = 0; i < TILES; ++i, to += TILE_BYTES_Q2_K, from += SUPERS * TILE_BYTES_Q2_K) {
+                copy16(to, from);
+                copy16(to + 512, from + 512);
+                if (lane < 20) copy16(to + 1024, from + 1024);
             }
-            const u8* scales = (const u8*)(fields + pair * (WIDTH / 16) + super * 16);
-            copy16(to + 16 * lane, mid + ((size_t)pair * 2 + lane / 16) * WIDTH + super * 256 + lane % 16 * 16);
-            if (lane < 8) copy16(to + 512 + 16 * lane, scales + 16 * lane);
+            copy16(to, octets + (u64)pair * (2 * WIDTH));
+            if (lane < 8) copy16(to + 512, scales + (u64)pair * (WIDTH / 16 * (u32)sizeof(float2)));
         }
         copies_end();
     };
@@ -128,21 +166,12 @@ KERNEL __launch_bounds__(THREADS, 1) void down(const u8* mid, const float2* fiel
     for (int k = team, stage = 0; k < pairs; k += TEAMS) {
         await_copies<DEPTH - 1>();
         lanes_meet();
-        const u8* tiles = ring + stage * STAGE_BYTES;
-        const u8* vector = tiles + TILES * TILE_BYTES_Q2_K;
-        u32 b[4][4];
-        float2 by[4];
-#pragma unroll
-        for (int f = 0; f < 4; ++f) {
-            Quad v = {{0, 0, 0, 0}};
-            if (g / 2 == q) v = *(const Quad*)(vector + g % 2 * 256 + q / 2 * 128 + 32 * f + q % 2 * 16);
-#pragma unroll
-            for (int j = 0; j < 4; ++j) b[f][j] = v.w[j];
-            by[f] = ((const float2*)(vector + 512))[4 * q + f];
-        }
+        const u8* at = ring + stage * STAGE_BYTES;
+        Vector vector;
+        vector.load(own + stage * own_pitch, (const float2*)(at + TILES * TILE_BYTES_Q2_K + 512) + 4 * q);
         float v[4];
-        multiply(v, tiles, b, by);
-        multiply(v + 2, tiles + TILE_BYTES_Q2_K, b, by);
+        multiply(v, at, vector);
+        multiply(v + 2, at + TILE_BYTES_Q2_K, vector);
         lanes_meet();
         begin(k + DEPTH * TEAMS, stage);
         stage = stage + 1 == DEPTH ? 0 : stage + 1;
