@@ -34,7 +34,7 @@ WIDE_END = 128 * 1024       # of a wide one in shared memory: its address ends i
 
 STEP_TOKENS = 16            # of expert_step.cuh, at most
 STEP_LEAST_BYTES = 96 * 1024  # of shared memory, for one token
-STEP_ROUNDS = 4             # of its gate and up, between barriers
+STEP_PARTS = 8              # of its gate and up, of a group of lanes
 GATE_UP_WARPS, GATE_UP_DEPTH = 16, 2    # its groups of lanes, and tiles of each matrix on their way to each
 TABLES_BYTES = (256 + 128) * LANES * 4      # the codebook of IQ2_XXS and its signs, for each lane its own
 STEP_TABLES_BYTES = 2 * 256 * LANES * 4     # the same for it, signs by whole bytes
@@ -261,7 +261,7 @@ class StepForm:
         team = next(n for n in ((8, 4) if tokens <= 2 else (4,)) if supers % (2 * n) == 0)
 
         def bytes_of(most: int, depth: int) -> int:
-            partial = STEP_ROUNDS * warps * min(most, 2) * LANES * 4
+            partial = STEP_PARTS * warps * LANES * 4
             return (STEP_TABLES_BYTES + partial + most * supers * 4 + most * slots * 16 + -(-most * slots // 4) * 16
                     + most * 2 * (width + 64))
         return cls._largest(tokens, (GATE_UP_DEPTH,), bytes_of, limits, (("WARPS", warps), ("TEAM", team)), warps)

@@ -101,6 +101,17 @@ DEVICE u32 lanes_max(u32 v) {
 
 DEVICE u32 lanes_min(u32 v) { return ~lanes_max(~v); }
 
+// A barrier of `Groups` consecutive groups of lanes, the `team`-th of a block. Without a card that has such barriers it
+// is the block's: all teams must come to it equally often.
+template <int Groups>
+DEVICE void team_meets(int team) {
+#if DS4_ARCH
+    asm volatile("bar.sync %0, %1;" ::"r"(team + 1), "n"(Groups * LANES) : "memory");
+#else
+    __syncthreads();
+#endif
+}
+
 // A bit for each lane.
 DEVICE u32 lanes_where(bool v) {
 #if defined(__HIP__)

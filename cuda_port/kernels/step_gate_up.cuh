@@ -8,7 +8,7 @@
 #define TEAMS (WARPS / TEAM)
 #define STEPS (SUPERS / TEAM)           // for a unit: a tile of gate and one of up each
 #define AT_ONCE (MOST > 1 ? 2 : 1)      // pairs of a unit, at most
-#define ROUNDS 4                        // of units between barriers
+#define ROUNDS (4 / AT_ONCE)            // of units between barriers, of a team alone
 
 // Pairs of one expert; of each its number, and its token, in 16 bits.
 struct __align__(16) Unit { int expert, count, pairs, tokens; };
@@ -127,8 +127,8 @@ KERNEL __launch_bounds__(THREADS, 1) void gate_up(const float* x, const u8* enco
                                                  const float* shared_up, float limit, int tokens, u8* mid,
                                                  float2* fields, __half* shared_mid) {
     u8* book = memory;
-    float* partial = (float*)(book + BOOK_BYTES + SIGNS_BYTES);     // [ROUNDS][TEAMS][AT_ONCE][TEAM][LANES]
-    float* scales = partial + ROUNDS * WARPS * AT_ONCE * LANES;     // [MOST][SUPERS]
+    float* partial = (float*)(book + BOOK_BYTES + SIGNS_BYTES);     // [2][ROUNDS][TEAMS][AT_ONCE][TEAM][LANES]
+    float* scales = partial + 2 * ROUNDS * WARPS * AT_ONCE * LANES; // [MOST][SUPERS]
     Unit* units = (Unit*)(scales + MOST * SUPERS);                  // [MOST * SLOTS]
     int* order = (int*)(units + MOST * SLOTS);                      // [MOST * SLOTS]
     u8* planes = (u8*)(order + (MOST * SLOTS + 3) / 4 * 4);         // [MOST][2][PLANE]
@@ -215,12 +215,16 @@ KERNEL __launch_bounds__(THREADS, 1) void gate_up(const float* x, const u8* enco
             }
         }
     };
-    // Parts that are there of rounds from `first` on, a pair of them each group of lanes.
+    // Where a team's parts of a round are. Those of ROUNDS rounds are added up while the next ones are found.
+    auto parts = [&](int round, int t) {
+        return partial + ((round % (2 * ROUNDS) * TEAMS + team) * AT_ONCE + t) * (TEAM * LANES);
+    };
+    // Units of this team in rounds from `first` on, a pair of them each group of lanes.
     auto finish = [&](int first, int rounds) {
-        for (int i = warp; i < rounds * TEAMS * AT_ONCE; i += WARPS) {
-            int u = first * TEAMS + i / AT_ONCE, t = i % AT_ONCE, r = lane % TILE_ROWS;
+        for (int i = column; i < rounds * AT_ONCE; i += TEAM) {
+            int round = first + i / AT_ONCE, u = round * TEAMS + team, t = i % AT_ONCE, r = lane % TILE_ROWS;
             if (u >= count || t >= units[u].count) continue;
-            const float* part = partial + i * (TEAM * LANES) + lane_of_row(r) + lane / TILE_ROWS * 2;
+            const float* part = parts(round, t) + lane_of_row(r) + lane / TILE_ROWS * 2;
             int pair = units[u].pairs >> 16 * t & 65535;
             float sum = 0;
 #pragma unroll
@@ -232,7 +236,7 @@ KERNEL __launch_bounds__(THREADS, 1) void gate_up(const float* x, const u8* enco
     int rounds = (count + TEAMS - 1) / TEAMS;
     for (int round = 0; round < rounds; ++round) {
         int u = round * TEAMS + team;
-        float* part = partial + ((round % ROUNDS * TEAMS + team) * AT_ONCE * TEAM + column) * LANES + lane;
+        float* part = parts(round, 0) + column * LANES + lane;
         if (u < count) {
             Unit unit = units[u];
             if (MOST > 1 && unit.count == 2) {
@@ -246,9 +250,8 @@ KERNEL __launch_bounds__(THREADS, 1) void gate_up(const float* x, const u8* enco
             }
         }
         if (round % ROUNDS == ROUNDS - 1 || round == rounds - 1) {
-            __syncthreads();
+            team_meets<TEAM>(team);
             finish(round / ROUNDS * ROUNDS, round % ROUNDS + 1);
-            __syncthreads();
         }
     }
 }
