@@ -39,11 +39,17 @@ struct Shape {
     static const int split = PART / least < WARPS ? PART / least : WARPS;
     static const int width = (PART / least + split - 1) / split * least;    // of a group of lanes
     static const int parts = width / columns;
-    static const int together = WARPS / split;
+    static const int together = WARPS / split;  // tiles at a time, each of a team of groups of lanes
     static const int tiles = VECTORS / 4;       // a vector is two columns of B, its high and low parts
     static const int of_vector = PART * (BYTES ? 2 : 4);
     static const int staged = VECTORS * of_vector <= STAGED_BYTES ? VECTORS
                               : VECTORS > 8 && 8 * of_vector <= STAGED_BYTES ? 8 : 4;   // vectors at a time
+
+    // A barrier of a team, or of the block where some groups of lanes belong to none.
+    static DEVICE void meet(int team) {
+        if (together * split < WARPS) __syncthreads();
+        else team_meets<split>(team);
+    }
 };
 
 // Whose part of K a block has, and for which tiles.
@@ -199,14 +205,16 @@ DEVICE void multiply(const float* x, const Job& job, int matrix, int first_tile,
             }
         float* sums = partial + round % 2 * (WARPS * RESULTS);
         keep_partial(acc, sums + group_id() * RESULTS, TILE_ROWS, job.tokens);
-        __syncthreads();
-        for (int j = threadIdx.x; j < S::together * RESULTS; j += THREADS) {
-            int of = j / RESULTS, i = j % RESULTS, tile = base + of + round * stride;
-            if (tile >= tiles || i / TILE_ROWS >= job.tokens) continue;
+        S::meet(slot);
+        int tile = base + slot + round * stride;
+        if (tile >= mine) continue;
+#pragma unroll
+        for (int i = threadIdx.x % (S::split * LANES); i < RESULTS; i += S::split * LANES) {
+            if (i / TILE_ROWS >= job.tokens) break;
             float sum = 0;
 #pragma unroll
-            for (int w = 0; w < S::split; ++w) sum += sums[(of * S::split + w) * RESULTS + i];
-            if (SHARES > 1) totals[(round * S::together + of) * RESULTS + i] = sum;
+            for (int w = 0; w < S::split; ++w) sum += sums[(slot * S::split + w) * RESULTS + i];
+            if (SHARES > 1) totals[(round * S::together + slot) * RESULTS + i] = sum;
             else put(job, matrix, tile, i, sum);
         }
     }

@@ -106,7 +106,8 @@ DEVICE u32 lanes_min(u32 v) { return ~lanes_max(~v); }
 template <int Groups>
 DEVICE void team_meets(int team) {
 #if DS4_ARCH
-    asm volatile("bar.sync %0, %1;" ::"r"(team + 1), "n"(Groups * LANES) : "memory");
+    if (Groups == 1) __syncwarp();
+    else asm volatile("bar.sync %0, %1;" ::"r"(team + 1), "n"(Groups * LANES) : "memory");
 #else
     __syncthreads();
 #endif
