@@ -17,12 +17,14 @@
 
 extern __shared__ __align__(16) u8 memory[];
 
-// order: pair | expert << 16, ascending. All threads; `keys` is scratch of 16 bytes for four pairs, and order's writes
-// are seen.
+// order: pair | expert << 16, ascending where there are several tokens. All threads; `keys` is scratch of 16 bytes for
+// four pairs, and order's writes are seen.
 DEVICE void sort_pairs(const int* selected, int pairs, int* keys, int* order) {
     int padded = (pairs + 3) / 4 * 4;
+    if (MOST == 1) keys = order, padded = pairs;    // they are the order
     for (int i = threadIdx.x; i < padded; i += THREADS) keys[i] = i < pairs ? selected[i] << 16 | i : 0x7fffffff;
     __syncthreads();
+    if (MOST == 1) return;
     for (int i = threadIdx.x; i < pairs; i += THREADS) {
         int key = keys[i], place = 0;
 #pragma unroll 4

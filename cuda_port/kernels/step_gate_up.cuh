@@ -103,9 +103,13 @@ DEVICE void keep_encoded(float v, bool there, int pair, int r, u8* mid, float2* 
 // are. All threads; `scratch`: an int for each group of lanes; units' writes are seen after the next barrier.
 DEVICE int list_units(const int* order, int pairs, Unit* units, int* scratch) {
     int k = threadIdx.x, own = k < pairs ? order[k] : 0, e = expert_of_entry(own), run = 0;
-    while (AT_ONCE > 1 && k < pairs && run < k && expert_of_entry(order[k - run - 1]) == e) ++run;
-    bool first = k < pairs && run % AT_ONCE == 0;
-    bool two = AT_ONCE > 1 && first && k + 1 < pairs && expert_of_entry(order[k + 1]) == e;
+    if (AT_ONCE == 1) {
+        if (k < pairs) units[k] = Unit{e, 1, pair_of_entry(own), 0};
+        return pairs;
+    }
+    while (k < pairs && run < k && expert_of_entry(order[k - run - 1]) == e) ++run;
+    bool first = k < pairs && run % 2 == 0;
+    bool two = first && k + 1 < pairs && expert_of_entry(order[k + 1]) == e;
     u32 twos = lanes_where(two), ones = lanes_where(first && !two), before = (1u << lane_id()) - 1;
     if (lane_id() == 0) scratch[group_id()] = __popc(twos) | __popc(ones) << 16;
     __syncthreads();
