@@ -1,3 +1,5 @@
+from io import StringIO
+
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -24,3 +26,10 @@ def test_every_exponent_of_mxfp4(implementation):
 def test_an_unknown_type_is_named():
     with pytest.raises(ValueError, match="no decoder for Q3_K"):
         ops.dequantize(mx.zeros((1, 110), mx.uint8), "Q3_K")
+
+
+def test_rows_that_are_on_the_device_are_not_copied(random_blocks):
+    raw, graph = random_blocks("Q8_0", 4, 64), StringIO()
+    mx.export_to_dot(graph, ops.Blocks(mx.array(raw), "Q8_0").rows(slice(0, 4)))
+    assert "label" not in graph.getvalue()      # there is no operation in it
+    np.testing.assert_array_equal(ops.Blocks(raw, "Q8_0").rows(slice(1, 3)), raw[1:3])

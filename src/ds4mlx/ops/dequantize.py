@@ -29,7 +29,7 @@ def dequantize(blocks: mx.array, kind: str) -> mx.array:
 
 def decoded(w: Blocks, rows: slice = slice(None)) -> mx.array:
     """`dequantize` of some rows of a matrix, in whatever order it keeps them."""
-    raw = mx.array(w.raw[rows])
+    raw = w.rows(rows)
     return cuda(raw, w.kind, arranged=True) if w.arranged else dequantize(raw, w.kind)
 
 
@@ -50,7 +50,7 @@ def arrange_cuda(w: Blocks) -> Blocks:
     width = size // layout.bytes * layout.weights
     if w.arranged or not can_be_arranged(w.kind, (*some, width)):
         return w
-    rows = mx.array(w.raw).reshape(-1, size)
+    rows = w.rows().reshape(-1, size)
     call = "::arrange(raw, arranged, (size_t)raw_shape[0] * raw_shape[1]);"
     (raw,) = cuda_kernel.kernel("dequantize", call, ("raw",), ("arranged",), _macros(w.kind, width, False), 512)(
         [rows], [(rows.shape, mx.uint8)], (8 * card.limits().processors,))

@@ -30,6 +30,11 @@ class Blocks:
             return mx.array(self.raw[index if isinstance(index, int) else np.array(index)])
         return self.raw[index]
 
+    def rows(self, chosen: slice = slice(None)) -> mx.array:
+        """Some of the first axis, on the device; MLX would copy an array of its own to make one of it."""
+        raw = self.raw[chosen]
+        return mx.array(raw) if isinstance(raw, np.ndarray) else raw
+
     def host(self) -> np.ndarray:
         """All of it in host memory, without a copy."""
         return self.raw if isinstance(self.raw, np.ndarray) else np.array(self.raw, copy=False)
