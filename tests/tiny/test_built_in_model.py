@@ -16,13 +16,14 @@ from ds4mlx.tiny import files, lessons
 from ds4mlx.tiny.files import TINY, path_of
 
 
-def test_of_a_dozen_tasks_with_unseen_tools_ten_are_done():
-    score = scored("tiny", Namespace(limit=12, needles=0, slots=4, seed=0, engine="mlx", unseen_verbs=False,
+def test_of_a_dozen_tasks_with_unseen_tools_eleven_are_done_and_a_far_fact_is_found():
+    score = scored("tiny", Namespace(limit=12, needles=1, slots=4, seed=0, engine="mlx", unseen_verbs=False,
                                      direct=False))
-    right = ("arguments right", "rightly no call")
-    assert sum(score.asked[name] for name in right) == 12
-    assert sum(score.held[name] for name in right) >= 10, score.failures
-    assert score.held["well-formed calls"] >= 0.8 * score.asked["well-formed calls"]
+    # Of 300 it does 99 in 100, of these all. One may tip on a machine that adds in another order.
+    assert score.held["arguments right"] + score.held["rightly no call"] >= 11, score.failures
+    for name in ("well-formed calls", "result stated"):
+        assert score.held[name] >= score.asked[name] - 1, score.failures
+    assert score.held["needle found"] == score.asked["needle found"] == 1
 
 
 def test_it_answers_a_greeting_and_says_who_it_is():
