@@ -20,13 +20,14 @@
 #define FETCH(s, rows, j, step) fetch_strip<KIND, WIDTH>(s[j], rows[j], step)
 #endif
 
-// acc[tile of vectors][8 rows] = x of `from` times the rows, UP times too large.
+// acc[tile of vectors][8 rows] = x of `from` times the rows, UP times too large, for the first `Filled` tiles.
+template <int Filled>
 DEVICE void multiply(float (&acc)[M][4][4], const __half* x, const int* from, const u8* (&rows)[4], __half* stages,
                      const u8* codebook) {
     int g = lane_id() / 4, q = lane_id() % 4;
     auto copy = [&](int step) {
         __half* to = stages + step % STAGES * (VECTORS * PITCH);
-        for (int i = threadIdx.x; step < STEPS && i < VECTORS * (STEP / 8); i += THREADS) {
+        for (int i = threadIdx.x; step < STEPS && i < 16 * Filled * (STEP / 8); i += THREADS) {
             int r = i / (STEP / 8), c = i % (STEP / 8) * 8;
             copy16(to + r * PITCH + c, x + (size_t)from[r] * WIDTH + step * STEP + c);
         }
@@ -55,7 +56,7 @@ DEVICE void multiply(float (&acc)[M][4][4], const __half* x, const int* from, co
 #pragma unroll
             for (int j = 0; j < 4; ++j) octet<KIND>(w[j], now[j], step, i, codebook);
 #pragma unroll
-            for (int m = 0; m < M; ++m) {
+            for (int m = 0; m < Filled; ++m) {
                 Quad a = *(const Quad*)(tile + 16 * m * PITCH + 32 * i);
                 Quad b = *(const Quad*)(tile + (16 * m + 8) * PITCH + 32 * i);
                 u32 first[4] = {a.w[0], b.w[0], a.w[1], b.w[1]}, second[4] = {a.w[2], b.w[2], a.w[3], b.w[3]};
@@ -68,6 +69,13 @@ DEVICE void multiply(float (&acc)[M][4][4], const __half* x, const int* from, co
             }
         }
     }
+}
+
+// What no vector is in is left out: with some 48 pairs of an expert, a quarter of every second tile.
+DEVICE void multiply(float (&acc)[M][4][4], int count, const __half* x, const int* from, const u8* (&rows)[4],
+                     __half* stages, const u8* codebook) {
+    if (M > 1 && count <= VECTORS - 16) multiply<M - 1>(acc, x, from, rows, stages, codebook);
+    else multiply<M>(acc, x, from, rows, stages, codebook);
 }
 
 // `table`: of each tile its expert, its first place in `order` and how many pairs it has, none past the last one.
@@ -93,7 +101,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     for (int j = 0; j < 4; ++j) rows[j] = ROWS_AT(j < 2 ? gate : up, row, j % 2);
     float acc[M][4][4] = {};
     __syncthreads();
-    multiply(acc, x, from, rows, stages, memory);
+    multiply(acc, tile.count, x, from, rows, stages, memory);
 #pragma unroll
     for (int m = 0; m < M; ++m)
 #pragma unroll
@@ -128,7 +136,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     for (int j = 0; j < 4; ++j) rows[j] = ROWS_AT(matrix, row, j);
     float acc[M][4][4] = {};
     __syncthreads();
-    multiply(acc, mid, from, rows, stages, memory);
+    multiply(acc, tile.count, mid, from, rows, stages, memory);
 #pragma unroll
     for (int m = 0; m < M; ++m)
 #pragma unroll
