@@ -8,6 +8,7 @@ from ds4mlx.ops.card import limits
 from ds4mlx.ops.cuda_kernel import kernel
 from ds4mlx.ops.dense_matmul import dense_matmul
 from ds4mlx.ops.dispatch import exact
+from ds4mlx.ops.kernel import Output
 from ds4mlx.ops.weights import Blocks
 
 FEW_TOKENS = 32                     # up to here each token reads its experts for itself
@@ -15,7 +16,35 @@ THREADS, TILE_THREADS = 512, 256
 TILE_ROWS = {1: 128, 0: 256}        # of an expert, for a block: gate and up, or down
 STAGES_BYTES = 3 * 16 * 160 * 2     # of x, for 16 vectors of a tile
 FEW, MANY, BETWEEN = 0, 1, 2        # forms of expert_matmul.cu
-HALF_MAX = 65504.0
+# Between products of many tokens, a block for each row: four numbers at a time.
+HALVES = """
+auto half = [](float v) { return v > 65504.f ? 65504.f : v < -65504.f ? -65504.f : v; };    // NaN stays
+for (int i = threadIdx.x; i < WIDTH / 4; i += blockDim.x) {
+    float4 v = from[i];
+    __half2 low = __floats2half2_rn(half(v.x), half(v.y)), high = __floats2half2_rn(half(v.z), half(v.w));
+    ((uint2*)y)[blockIdx.x * (size_t)(WIDTH / 4) + i] = make_uint2(*(unsigned*)&low, *(unsigned*)&high);
+}
+"""
+OF_ROW = "const float4* from = (const float4*)x + blockIdx.x * (size_t)(WIDTH / 4);"
+# Pair p is slot p % SLOTS of token p / SLOTS, behind whose slots is the shared expert.
+OF_PAIR = ("int pair = order[blockIdx.x];\n"
+           "const float4* from = (const float4*)x + (pair + pair / SLOTS) * (size_t)(WIDTH / 4);")
+# mid [T, SLOTS + 1, WIDTH] from the pairs in their places, and the shared expert's of its two products.
+MID = """
+const int t = blockIdx.x, s = blockIdx.y;
+float4* to = (float4*)mid + (t * (size_t)(SLOTS + 1) + s) * (WIDTH / 4);
+if (s < SLOTS) {
+    const uint2* from = (const uint2*)routed + place[t * SLOTS + s] * (size_t)(WIDTH / 4);
+    for (int i = threadIdx.x; i < WIDTH / 4; i += blockDim.x) {
+        uint2 v = from[i];
+        float2 low = __half22float2(*(__half2*)&v.x), high = __half22float2(*(__half2*)&v.y);
+        to[i] = make_float4(low.x, low.y, high.x, high.y);
+    }
+    return;
+}
+const size_t row = t * (size_t)WIDTH;
+for (int i = threadIdx.x; i < WIDTH; i += blockDim.x) ((float*)to)[i] = ::swiglu(gate[row + i], up[row + i], LIMIT);
+"""
 
 
 def fits(selected: mx.array, *stacks: Blocks) -> bool:
@@ -56,21 +85,18 @@ def _gate_up_many(x, selected, weight, gate, up, limit, shared):
     bytes_ = _tile_bytes(gate, size)
     (mid,) = kernel("expert_matmul", call, ("x", "order", "table", "weight", "gate", "up"), ("mid",),
                     (*_macros(gate, MANY, 1, S, F, D), ("M", size // 16)), TILE_THREADS, 2, bytes_)(
-        [_halves(x), order, table, weight, gate.raw, up.raw], [((T * S, F), mx.float16)],
+        [_halves(x, OF_ROW, {}, T, S), order, table, weight, gate.raw, up.raw], [((T * S, F), mx.float16)],
         (F // TILE_ROWS[1], table.shape[0]))
-    first, second = dense_matmul(x, shared[0]), dense_matmul(x, shared[1])
-    (last,) = kernel("expert_matmul", f"::join(a, b, 0, {float(limit)!r}f, mid, a_shape[1], "
-                     "(size_t)a_shape[0] * a_shape[1]);", ("a", "b"), ("mid",),
-                     (("FORM", BETWEEN), ("OUT", "float")))(
-        [first, second], [((T, F), mx.float32)], (min(-(-T * F // 256), 16 * limits().processors),))
-    routed = mid[place].astype(mx.float32).reshape(T, S, F)
-    return mx.concatenate([routed, last[:, None]], axis=1)
+    (mid,) = _between(MID.replace("LIMIT", f"{float(limit)!r}f"), F, S, {
+        "routed": mid, "place": place, "gate": dense_matmul(x, shared[0]), "up": dense_matmul(x, shared[1])},
+        {"mid": ((T, S + 1, F), mx.float32)}, (T, S + 1))
+    return mid
 
 
 def _down_many(mid, selected, down, shared):
     (T, S), (E, D, _), F = selected.shape, down.shape, mid.shape[2]
     order, place, table, size = _tiles(selected, E)
-    pairs = _halves(mid[:, :S].reshape(T * S, F))[order]
+    pairs = _halves(mid, OF_PAIR, {"order": order}, T * S, S)
     (parts,) = kernel("expert_matmul", "::down_tiles(mid, (const Tile*)table, matrix, parts);",
                       ("mid", "table", "matrix"), ("parts",), (*_macros(down, MANY, 0, S, D, F), ("M", size // 16)),
                       TILE_THREADS, 2, _tile_bytes(down, size))(
@@ -104,8 +130,19 @@ def _tile_bytes(w: Blocks, size: int) -> int:
     return CODEBOOK_BYTES * (w.kind == "IQ2_XXS") + size // 16 * STAGES_BYTES
 
 
-def _halves(x: mx.array) -> mx.array:
-    return mx.clip(x, -HALF_MAX, HALF_MAX).astype(mx.float16)
+def _halves(x: mx.array, row: str, chosen: dict[str, mx.array], count: int, slots: int) -> mx.array:
+    """`count` rows of x in f16 [count, F], as `row` finds them."""
+    width = x.shape[-1]
+    (y,) = _between(row + HALVES, width, slots, {"x": x, **chosen}, {"y": ((count, width), mx.float16)}, (count,))
+    return y
+
+
+def _between(text: str, width: int, slots: int, inputs: dict[str, mx.array], outputs: dict[str, Output],
+             grid: tuple[int, ...]) -> list[mx.array]:
+    """Of rows of `width` numbers, a block each."""
+    macros = ("FORM", BETWEEN), ("OUT", "float"), ("WIDTH", width), ("SLOTS", slots)
+    return kernel("expert_matmul", text, tuple(inputs), tuple(outputs), macros)(
+        list(inputs.values()), list(outputs.values()), grid)
 
 
 def _macros(w: Blocks, form: int, is_gate_up: int, slots: int, rows: int, width: int) -> Defines:
