@@ -23,10 +23,10 @@ from ds4mlx.cuda_port.source import Defines, source
 from ds4mlx.ops import card
 from ds4mlx.ops.kernel import Output, Size
 
-# MLX cuts its graphs by the bytes that kernels are given, too, which with these experts is twice a layer, and stops for
-# good behind 800 forms of graphs, however often each came back. It reads this when it first computes.
-GRAPHS = {"MLX_MAX_MB_PER_BUFFER": "8000", "MLX_ENABLE_CACHE_THRASHING_CHECK": "0"}
-EXACT = {"MLX_ENABLE_TF32": "0"}    # or it rounds the factors of float32 products to 11 bits
+# What MLX reads when it first computes: it stops for good behind 800 forms of graphs, however often each came back, and
+# rounds the factors of float32 products to 11 bits.
+GRAPHS = {"MLX_ENABLE_CACHE_THRASHING_CHECK": "0"}
+EXACT = {"MLX_ENABLE_TF32": "0"}
 TYPES = {mx.float32: "float", mx.float16: "__half", mx.int32: "int", mx.uint8: "unsigned char"}
 SIZE = re.compile(r"\b(\w+)_shape\[(\d)\]")
 # Kernels become functions, whose attributes are the outer kernel's.
