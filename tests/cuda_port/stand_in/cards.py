@@ -1,4 +1,5 @@
-"""Operations over the stand-in, at the shapes of Flash, as on a card with less shared memory than an H200.
+"""Operations over the stand-in, at the shapes of Flash, as on a card with less shared memory than an H200, and when
+they let what follows begin.
 
     python cards.py CARD CPP
 """
@@ -62,10 +63,17 @@ def products(T: int, gate: str, down: str) -> None:
     for matrices, groups in DENSE:
         weights = [matrix(*one) for one in matrices]
         ops.dense(zeros(T, groups * weights[0].shape[1]), weights, [zeros(T, w.shape[0]) for w in weights], groups)
+    before_the_next_half_layer(T)
     shapes = (gate, (E, F, D)), (gate, (E, F, D)), (down, (E, D, F))
     stacks = [replace(matrix(kind, *shape), tiled=can_be_tiled(*shapes, launch.limits())) for kind, shape in shapes]
     shared = tuple(matrix("Q8_0", *shape) for shape in ((F, D), (F, D), (D, F)))
     ops.experts(zeros(T, D), zeros(T, S, dtype=np.int32), zeros(T, S), *stacks, shared, 10.0, zeros(T, D))
+    before_the_next_half_layer(T)
+
+
+def before_the_next_half_layer(T: int) -> None:
+    """A step's hyper-connection reads the streams before its turn."""
+    assert T > 16 or launches.holds_its_turn(), f"{launches.latest[0].name} lets it begin too early"
 
 
 def main() -> None:

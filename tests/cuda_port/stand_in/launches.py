@@ -20,19 +20,33 @@ from ds4mlx.engine.protocol import Row, Sampling
 
 ELEMENTS = {"float": np.float32, "int": np.int32, "u32": np.uint32, "double": np.float64, "__half": np.float16}
 VALUES = {"float": float, "int": int, "bool": int, "long long": ctypes.c_longlong, "size_t": ctypes.c_size_t}
+HELD = r'"griddepcontrol\.wait;"[^;]*;\s*asm volatile\("griddepcontrol\.launch_dependents;"\)'
 launched: Counter[str] = Counter()
+latest: list[object] = []       # the kernel launched last
+
+
+@cache
+def replaced(code: str, options: tuple[str, ...]) -> str:
+    """A kernel's source once macros are replaced."""
+    text = "\n".join(line for line in code.split("\n") if not line.startswith("#include <"))
+    macros = [option for option in options if option.startswith("-D")]
+    return subprocess.run([sys.argv[2], "-P", "-w", *macros, "-D__CUDA_ARCH__=900", "-"], input=text, text=True,
+                          capture_output=True).stdout
 
 
 @cache
 def parameters(code: str, options: tuple[str, ...], name: str) -> list[str]:
-    """Of a kernel, as its source has them once macros are replaced."""
-    text = "\n".join(line for line in code.split("\n") if not line.startswith("#include <"))
-    macros = [option for option in options if option.startswith("-D")]
-    plain = subprocess.run([sys.argv[2], "-P", "-w", *macros, "-D__CUDA_ARCH__=900", "-"], input=text, text=True,
-                           capture_output=True).stdout
-    found = re.search(rf'extern "C" __global__[^;{{]*?\b{name}\s*\(([^{{]*?)\)\s*\{{', plain, re.DOTALL)
-    assert found, f"no kernel {name} with {macros}"
+    text = replaced(code, options)
+    found = re.search(rf'extern "C" __global__[^;{{]*?\b{name}\s*\(([^{{]*?)\)\s*\{{', text, re.DOTALL)
+    assert found, f"no kernel {name} with {options}"
     return [" ".join(part.split()) for part in found[1].split(",")]
+
+
+def holds_its_turn() -> bool:
+    """Whether what follows the kernel launched last begins only once all before that one is done."""
+    parts = replaced(latest[0].code, tuple(latest[0].options)).split('extern "C" __global__')
+    own = [part for part in parts[1:] if re.search(rf"\b{latest[0].name}\s*\(", part[:part.index("{")])]
+    return "launch_dependents" not in re.sub(HELD, "", parts[0] + "".join(own))
 
 
 def fits(parameter: str, argument: object) -> bool:
@@ -53,6 +67,7 @@ def launch(kernel, grid, block, arguments, shared_bytes=0):
     assert all(isinstance(n, int) and n > 0 for n in (*grid, *block)) and np.prod(block) <= 1024
     assert shared_bytes <= launching.limits().of_block_bytes, f"{kernel.name} asks for {shared_bytes} bytes"
     launched[kernel.name] += 1
+    latest[:] = [kernel]
 
 
 launching.launch = launch   # before the operations import it
