@@ -158,8 +158,8 @@ class CudaEngine:
                 for start in {0, self._context - count}:
                     session.tokens[:] = [0] * start
                     self._feed(session, [0] * count)
-            for rows in ROWS:
-                for length in (1, 8 * self._config.index_topk, self._context) if rows <= sessions else ():
+            for rows in sorted({min(n, sessions) for n in ROWS}):
+                for length in (1, 8 * self._config.index_topk, self._context):
                     self._stepper.rehearse(rows, length)
             self._sampler.choose([Row(session, Sampling())], session.next_logits()[None], self._stepper.ids)
         session.close()
