@@ -5,10 +5,10 @@
 
 #define THREADS 256
 #define VECTORS (16 * M)
-#define STEP 128                          // columns
-#define STEPS (WIDTH / STEP)
+#define K_STEP 128                        // columns
+#define STEPS (WIDTH / K_STEP)
 #define STAGES 3                          // tiles of x in shared memory
-#define PITCH (STEP + 32)                 // halves: 8 rows fall into different banks
+#define PITCH (K_STEP + 32)               // halves: 8 rows fall into different banks
 #define ROW_BYTES ((size_t)(WIDTH / Size<KIND>::block * Size<KIND>::bytes))
 #define HAS_CODEBOOK (KIND == KIND_IQ2_XXS)
 #define TABLES_BYTES (HAS_CODEBOOK * (256 + TILED * 128) * LANES * 4)  // of the codebook, and the signs of tiles
@@ -27,9 +27,9 @@ DEVICE void multiply(float (&acc)[M][4][4], const __half* x, const int* from, co
     int g = lane_id() / 4, q = lane_id() % 4;
     auto copy = [&](int step) {
         __half* to = stages + step % STAGES * (VECTORS * PITCH);
-        for (int i = threadIdx.x; step < STEPS && i < 16 * Filled * (STEP / 8); i += THREADS) {
-            int r = i / (STEP / 8), c = i % (STEP / 8) * 8;
-            copy16(to + r * PITCH + c, x + (size_t)from[r] * WIDTH + step * STEP + c);
+        for (int i = threadIdx.x; step < STEPS && i < 16 * Filled * (K_STEP / 8); i += THREADS) {
+            int r = i / (K_STEP / 8), c = i % (K_STEP / 8) * 8;
+            copy16(to + r * PITCH + c, x + (size_t)from[r] * WIDTH + step * K_STEP + c);
         }
         copies_end();
     };

@@ -4,6 +4,7 @@
 #if defined(__HIP__)
 #include <hip/hip_fp16.h>
 #include <hip/hip_runtime.h>
+#define __grid_constant__
 #else
 #include <cuda_fp16.h>
 #endif

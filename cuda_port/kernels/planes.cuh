@@ -6,10 +6,6 @@
 #define DS4_PLANES
 #include "mma.cuh"
 
-#if defined(__HIP__)
-#define __grid_constant__
-#endif
-
 #define BLOCK 256             // activations of one scale
 #define PAD 64                // bytes between rows of a plane, so that 8 rows fall into different banks
 #define MOST_CODE 32512.f     // 127 * 256: the high byte stays within -127 .. 127

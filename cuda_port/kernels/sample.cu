@@ -3,10 +3,6 @@
 // found among those of one bin, digit by digit of the logits' bits, best first.
 #include "cluster.cuh"
 
-#if defined(__HIP__)
-#define __grid_constant__
-#endif
-
 #define THREADS 1024
 #define ONE 1099511627776.0f  // 2^40
 #define COPIES 8              // of sums by digit: few groups of lanes then wait for one another
