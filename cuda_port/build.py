@@ -31,8 +31,8 @@ def kernel(stem: str, entry: str, defines: Defines = (), shared_bytes: int = 0) 
 
 @contextmanager
 def ahead() -> Iterator[dict[tuple[str, Defines], "Future[None]"]]:
-    """Modules whose kernels this thread asks for in here are compiled until the end of it, several at a time; nothing is
-    launched. One after another, a second or two each, a model's would take minutes."""
+    """Modules whose kernels this thread asks for in here are compiled until the end of it, several at a time; nothing
+    is launched. One after another, a second or two each, a model's would take minutes."""
     device, found = cp.cuda.Device().id, {}
 
     def compile_module(stem: str, defines: Defines) -> None:

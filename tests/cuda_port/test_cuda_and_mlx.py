@@ -12,10 +12,10 @@ from ds4mlx.engine.protocol import Row, Sampling
 from ds4mlx.ops.route import probability
 
 # Of logits of deviation 7, through six layers and twelve steps: two orders of adding up in float32 make 1e-3. A step
-# may be farther off only where a choice was closer than what it goes by differs, 2e-4 of its deviation: of two rows that
-# lay 9e-5 apart the engines took one each, 0.011 in logits. Where rows are rounded to a few bits, one of them may fall
-# to the other side, and then an expert that led by 0.002 may not be chosen: the logits of such a token were seen to
-# differ by 0.73, those of the tokens around it by a thousandth. So there most steps are held to their tolerance.
+# may be farther off only where a choice was closer than what it goes by differs, 2e-4 of its deviation: of two rows
+# that lay 9e-5 apart the engines took one each, 0.011 in logits. Where rows are rounded to a few bits, one of them may
+# fall to the other side, and then an expert that led by 0.002 may not be chosen: the logits of such a token were seen
+# to differ by 0.73, those of the tokens around it by a thousandth. So there most steps are held to their tolerance.
 NEAR, MOSTLY_NEAR, STEPS = 2e-3, 2e-2, 12
 CLOSE, TIPPED = 2e-4, 5e-2
 TEXT = np.random.default_rng(5).integers(5, 4000, 2608).tolist()
