@@ -152,7 +152,7 @@ class BatchForm:
         part, (q8, f16) = k // shares, tiles
         if k % (shares * BLOCK) or q8 and f16 and most < 2:
             return None
-        kinds = [_Share.of(part, vectors, kind, kind == "F16") for kind, n in zip(("Q8_0", "F16"), tiles) if n]
+        kinds = [_Share.of(part, vectors, kind) for kind, n in zip(("Q8_0", "F16"), tiles) if n]
         if any(kind.registers > REGISTERS or 4 * kind.of_vector > STAGED_BYTES for kind in kinds):
             return None
         rounds = [-(-n // kind.together) for n, kind in zip(filter(None, tiles), kinds)]    # of one block
@@ -182,7 +182,8 @@ class _Share:
     cycles: float
 
     @classmethod
-    def of(cls, part: int, vectors: int, kind: str, halves: bool) -> Self:
+    def of(cls, part: int, vectors: int, kind: str) -> Self:
+        halves = kind == "F16"
         least = 128 if halves and vectors > 8 else BLOCK
         split = min(part // least, WARPS)
         parts = -(-(part // least) // split) * least // (64 if halves else SLICE_COLUMNS)

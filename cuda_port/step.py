@@ -12,12 +12,12 @@ import numpy as np
 from ds4mlx.cuda_port import scratch
 from ds4mlx.cuda_port.device import cupy as cp
 from ds4mlx.cuda_port.models.deepseek_v4 import Model, Step
+from ds4mlx.cuda_port.ops.sample import MOST_ROWS
 from ds4mlx.cuda_port.session import CudaSession
 from ds4mlx.cuda_port.state import Arena
 from ds4mlx.cuda_port.transfer import pinned, send
 from ds4mlx.engine.protocol import SPAN_TOKENS
 
-MOST_ROWS = 16
 STAGES = 4      # host buffers in flight
 
 

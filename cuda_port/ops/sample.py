@@ -11,7 +11,7 @@ from ds4mlx.cuda_port.launch import clusters, launch
 
 CLUSTER = 8     # blocks that look through a row
 THREADS = 1024
-MOST_ROWS = 16
+MOST_ROWS = 16      # of a step, as sample.cu has it
 
 
 class _Kept(ctypes.Structure):
