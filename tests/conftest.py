@@ -11,8 +11,10 @@ from hypothesis import HealthCheck, settings
 
 pytest.register_assert_rewrite("engine_claims")   # tests that engines share
 
-settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("untimed")   # a busy machine is no fault of an example
+# Examples are the same in each run, so that only a change breaks one. A busy machine is no fault of an example.
+settings.register_profile("same", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+settings.register_profile("new", settings.get_profile("same"), derandomize=False)
+settings.load_profile("same")
 
 for name in ("COLUMNS", "LINES"):   # of the terminal that pytest's workers report to: those of tests have their own
     os.environ.pop(name, None)

@@ -229,6 +229,11 @@ def test_the_servers_sampling_fills_in_only_what_is_absent():
     assert (sampling.temperature, sampling.top_k, sampling.min_p) == (0, 7, 0.5)
 
 
+@pytest.mark.parametrize("asked, taken", [(-1, 0), (0, 0), (5, 5), (1 << 24, 1 << 24), (1 << 40, 1 << 24)])
+def test_any_number_of_tokens_may_be_left_to_choose_from(asked, taken):
+    assert read(top_k=asked).turn.sampling.top_k == taken
+
+
 def test_seeds_wrap_and_absent_ones_differ():
     assert read(seed=-1).turn.sampling.seed == 2**64 - 1 and read(seed=0).turn.sampling.seed == 0
     assert read().turn.sampling.seed != read().turn.sampling.seed  # equal with chance 2**-64

@@ -6,7 +6,7 @@ from typing import TypeVar
 from ds4mlx.chat.dialects.deepseek_v4 import parse_effort
 from ds4mlx.chat.messages import Effort, Json
 from ds4mlx.config import Settings
-from ds4mlx.engine.protocol import Sampling
+from ds4mlx.engine.protocol import SAMPLING_BOUNDS, Sampling
 from ds4mlx.errors import BadRequest
 from ds4mlx.server.fields import Fields
 
@@ -16,6 +16,7 @@ MODEL = "deepseek-v4-flash"
 ALIASES = {"deepseek-chat": False, "deepseek-reasoner": True, "deepseek-v4-pro": None}  # thinking; None: as usual
 MAX_STOPS, MAX_STOP_BYTES = 64, 1024
 MAX_TOP_LOGPROBS = 20
+MOST_TOP_K = SAMPLING_BOUNDS["top_k"][1]   # as all, in every vocabulary
 
 
 def model_names(settings: Settings) -> tuple[str, ...]:
@@ -38,7 +39,7 @@ def read_sampling(body: Fields, settings: Settings, top_logprobs: int = 0) -> Sa
     return Sampling(
         temperature=_or(body.number("temperature", 0, 2), _or(settings.temp, Sampling().temperature)),
         top_p=_or(body.number("top_p", 0, 1), settings.top_p),
-        top_k=max(0, _or(body.integer("top_k", -1), settings.top_k)),
+        top_k=min(max(0, _or(body.integer("top_k", -1), settings.top_k)), MOST_TOP_K),
         min_p=_or(body.number("min_p", 0, 1), settings.min_p),
         seed=secrets.randbits(64) if seed is None else seed % (1 << 64),
         logit_bias=_read_bias(body.object("logit_bias")),
