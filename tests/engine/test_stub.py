@@ -47,6 +47,18 @@ def test_where_the_script_is_silent_the_seed_decides():
     assert len({tuple(run(seed)) for seed in range(8)}) == 8  # 512 tokens, 8 steps: a tie has chance 1e-20
 
 
+@pytest.mark.parametrize("temperature", [5e-324, 1e-300, 1e-40])
+def test_next_to_no_temperature_is_the_argmax(temperature):
+    engine = StubEngine(lambda prompt: [None] * 5)
+
+    def run(temperature):
+        session = engine.open(64)
+        engine.prefill(session, [3, 4])
+        return answer(engine, session, Sampling(temperature=temperature, min_p=0.0))
+
+    assert run(temperature) == run(0.0)
+
+
 def test_a_banned_token_gives_way_to_the_next_best():
     engine = StubEngine(lambda prompt: [7])
     session = engine.open(64)

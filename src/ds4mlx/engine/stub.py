@@ -238,7 +238,7 @@ def _choose(logits: np.ndarray, how: Sampling, step: int) -> int:
         return int(np.argmax(logits))
     order = np.argsort(-logits, kind="stable")
     order = order[:how.top_k] if how.top_k > 0 else order
-    scaled = logits[order] / how.temperature
+    scaled = logits[order] / max(how.temperature, 1e-30)   # as engines do: less is nothing in 32 bits
     p = np.exp(scaled - scaled[0])
     p[p < how.min_p * p[0]] = 0
     p /= p.sum()
