@@ -140,6 +140,22 @@ def test_a_question_asked_without_the_key_is_asked_again_with_it(tabs, locked):
     expect(page.locator(".turn")).to_have_count(2)
 
 
+def test_a_key_that_is_given_while_a_question_is_on_its_way_answers_it(tabs, locked):
+    page, held = tabs.open(locked.url), []
+    expect(page.get_by_label("API key")).to_be_focused()
+    page.keyboard.press("Escape")
+    page.route("**/v1/chat/completions", lambda route: held.append(route), times=1)
+    ask(page, "May I?")
+    expect(page.locator(".turn.model").last).to_contain_text("Asking")
+    page.evaluate("() => document.querySelector('#key').showModal()")   # as any other request's refusal does
+    give(page, "sesame")
+    expect(page.get_by_label("API key")).to_be_hidden()
+    [request] = held
+    request.continue_()
+    answered(page, "Come in.")
+    expect(page.get_by_label("API key")).to_be_hidden()
+
+
 def test_a_key_that_is_forgotten_is_asked_for_again(tabs, locked):
     page = tabs.open(locked.url)
     give(page, "sesame")
