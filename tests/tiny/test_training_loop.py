@@ -12,12 +12,13 @@ from ds4mlx.quant import importance  # noqa: E402
 from ds4mlx.tiny import lessons  # noqa: E402
 from ds4mlx.tiny.training.few_bits import imatrix, q2_k, round_experts  # noqa: E402
 from ds4mlx.tiny.training.optimizer import orthogonal  # noqa: E402
+from ds4mlx.tiny.training.shape import RATIOS  # noqa: E402
 from ds4mlx.tiny.training.train import ANSWER, Phase, Trainer, falling, graded, phases  # noqa: E402
 
 
 def trainer(**args):
-    return Trainer(Namespace(**{"seed": 1, "resume": None, "dense": False, "matrix_rate": 0.015, "rate": 0.003,
-                                "compile": False, "read_weight": 1.0, **args}))
+    return Trainer(Namespace(**{"seed": 1, "resume": None, "layers": None, "ratios": RATIOS, "dense": False,
+                                "matrix_rate": 0.015, "rate": 0.003, "compile": False, "read_weight": 1.0, **args}))
 
 
 def test_a_plan_is_phases_of_batches_that_take_turns():
@@ -81,3 +82,16 @@ def test_a_run_goes_on_from_a_checkpoint(tmp_path):
     for path, value in before.model.state_dict().items():
         # Experts in bytes by groups of 32 are 1/254 of their largest off, all else is in half precision.
         assert torch.allclose(again.model.state_dict()[path], value, rtol=1e-3, atol=2e-3), path
+
+
+def test_a_run_goes_on_with_some_of_the_layers(tmp_path):
+    before = trainer(ratios=(0, 4, 128, 4))
+    before.save(tmp_path / "run", 3.0)
+    again = trainer(seed=2, resume=sorted(tmp_path.glob("run.*.npz")), layers=[0, 2, 3])
+    assert [layer.attn.ratio for layer in again.model.layers] == [0, 128, 4]
+    for layer, was in ((0, 0), (1, 2), (2, 3)):
+        for name in ("attn.wkv", "hc_ffn_base", "ffn.gate"):
+            value, held = (model.get_parameter(f"layers.{i}.{name}") for model, i in
+                           ((again.model, layer), (before.model, was)))
+            assert torch.allclose(value, held, rtol=1e-3, atol=2e-3), (layer, name)
+    assert torch.allclose(again.model.head, before.model.head, rtol=1e-3, atol=2e-3)

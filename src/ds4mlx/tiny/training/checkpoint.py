@@ -5,7 +5,7 @@ split over files of a few megabytes each; optimizers begin anew.
 """
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -47,6 +47,14 @@ def load(files: Iterable[Path]) -> tuple[dict[str, np.ndarray], dict[str, object
     about = json.loads(stored.pop("about").tobytes())
     return {path: _unpacked(path, array, stored) for path, array in stored.items()
             if not path.endswith("|scale")}, about
+
+
+def with_layers(weights: Mapping[str, np.ndarray], kept: Sequence[int]) -> dict[str, np.ndarray]:
+    """The weights of a model that has only these layers, in this order."""
+    place = {f"layers.{layer}": f"layers.{i}" for i, layer in enumerate(kept)}
+    parts = ((path, ".".join(path.split(".")[:2])) for path in weights)
+    return {place.get(stem, stem) + path[len(stem):]: weights[path] for path, stem in parts
+            if stem in place or not path.startswith("layers.")}
 
 
 def _packed(path: str, array: np.ndarray) -> dict[str, np.ndarray]:

@@ -25,7 +25,7 @@ from ds4mlx.tiny.training.feed import Batch, Feed
 from ds4mlx.tiny.training.few_bits import imatrix, round_experts
 from ds4mlx.tiny.training.model import Model
 from ds4mlx.tiny.training.optimizer import Optimizer
-from ds4mlx.tiny.training.shape import shape
+from ds4mlx.tiny.training.shape import RATIOS, shape
 
 WARM_UP_STEPS = 40
 TASK_BATCHES = 8
@@ -95,10 +95,10 @@ class Trainer:
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         torch.manual_seed(args.seed)
         torch.set_float32_matmul_precision("high")
-        self.model = Model(shape(lessons.VOCABULARY))
+        self.model = Model(shape(lessons.VOCABULARY, args.ratios))
         self.step, self.tokens, self.seconds = 0, 0, 0.0
         if args.resume:
-            self._resume(args.resume)
+            self._resume(args.resume, args.layers)
         self.model.to(self.device)
         self.indexers = [layer.attn.indexer for layer in self.model.layers if layer.attn.ratio == 4]
         self.always_teaching = self.teaching = not args.resume
@@ -112,8 +112,10 @@ class Trainer:
             self.loss = torch.compile(weighed_loss, dynamic=False, fullgraph=True)
         self.few_bits, self.read_weight = False, args.read_weight
 
-    def _resume(self, files: list[Path]) -> None:
+    def _resume(self, files: list[Path], layers: list[int] | None) -> None:
         weights, about = checkpoint.load(files)
+        if layers:
+            weights = checkpoint.with_layers(weights, layers)
         self.model.load_state_dict({path: torch.from_numpy(array) for path, array in weights.items()})
         self.step, self.tokens, self.seconds = (about[key] for key in ("steps", "tokens", "seconds"))
 
@@ -238,6 +240,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=600, help="of the wall clock, from the start")
     parser.add_argument("--out", type=Path, required=True, help="stem of the checkpoint's files")
     parser.add_argument("--resume", type=Path, nargs="+", help="files of a checkpoint")
+    parser.add_argument("--layers", type=int, nargs="+", help="of the checkpoint, that go on; or all")
+    parser.add_argument("--ratios", type=int, nargs="+", default=RATIOS, help="tokens to a compressed row, by layer")
     parser.add_argument("--seed", type=int, default=20, help="of weights and lessons")
     parser.add_argument("--run", type=int, default=0, help="other lessons for each run that resumes")
     parser.add_argument("--batch-tokens", type=int, default=32768)
