@@ -3,6 +3,7 @@ import csv
 import io
 import json
 import os
+import re
 import resource
 import signal
 import sys
@@ -11,6 +12,7 @@ import pexpect
 import pytest
 
 from ds4mlx.cli.bench_measure import Frontier, Sweep, frontiers, measure
+from ds4mlx.cli.bench_plot import plot
 from ds4mlx.cli.bench_record import COLUMNS, CsvFile, read_csv
 from ds4mlx.engine.stub import StubEngine
 from ds4mlx.errors import Ds4Error
@@ -208,3 +210,11 @@ def test_a_plot_is_drawn_with_the_limit_of_the_memory(ds4mlx, tiny_path, bench, 
     assert ds4mlx(*arguments, "--plot", name).code == 0
     drawn = (tmp_path / name).read_bytes()
     assert drawn.startswith(begins) and (name == "a.png" or b"1,234 GB/s" in drawn)
+
+
+@pytest.mark.parametrize("contexts, ticks", [
+    ([64], set()), ([64, 384], {"128", "256"}), ([512, 8192], {"2k", "4k", "8k"}), ([2048, 102_400], {"32k", "96k"})])
+def test_contexts_of_a_plot_are_at_round_numbers(tmp_path, contexts, ticks):
+    plot(tmp_path / "a.svg", {"a": [row(context) for context in contexts]}, "title")
+    drawn = (tmp_path / "a.svg").read_text()
+    assert ticks <= set(re.findall(r">(\d+k?)<", drawn)) and not re.search(r">\d+\.\d+k<", drawn)

@@ -1,4 +1,5 @@
 """Speed against context as a picture, with the limit that the machine's memory sets. Needs matplotlib."""
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
 
 FORMATS = (".png", ".svg")
 INCHES, DOTS = (9.0, 3.8), 150
+TICKS = 6       # at most, of contexts
 
 
 def check(path: Path) -> None:
@@ -55,10 +57,13 @@ def plot(path: Path, series: Mapping[str, Sequence[Frontier]], title: str, limit
 
 
 def _label(axes: "Axes", title: str) -> None:
+    from matplotlib.ticker import MultipleLocator
     axes.set_title(title, fontsize=9)
     axes.set_xlabel("context, tokens")
     axes.set_ylabel("tokens/s")
     axes.set_ylim(bottom=0)
+    first, last = axes.get_xlim()
+    axes.xaxis.set_major_locator(MultipleLocator(2.0 ** math.ceil(math.log2((last - first) / TICKS))))   # 2k, 4k, 6k
     axes.xaxis.set_major_formatter(lambda value, _: f"{value / 1024:g}k" if value >= 1024 else f"{value:g}")
     axes.grid(alpha=0.3)
     if axes.lines:
