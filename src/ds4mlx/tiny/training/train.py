@@ -31,7 +31,7 @@ WARM_UP_STEPS = 40
 TASK_BATCHES = 8
 INDEX_WEIGHT = 0.5          # of the indexers' loss
 BALANCE_RATE = 1e-3         # of the routers' biases, a step
-FEW_BITS_STEPS = 8          # between two roundings of the experts, which so cost a tenth of an H200's speed
+FEW_BITS_STEPS = 8          # between two roundings of the experts, which so cost a fifth of an H200's speed
 TEACHING_STEPS = 4          # from one in which the indexers learn to the next; once they can, more often is not needed
 
 
