@@ -131,7 +131,8 @@ def test_hits_misses_and_evictions_of_the_disk_are_counted_by_what_they_were(ser
 
 
 def test_the_engines_memory_is_told(serve, monkeypatch):
-    server = serve()    # whose engine goes on with the end of an answer after its client has it
+    server = serve()
+    # Given, for its own grows between two pages: it goes on with the end of an answer after its client has it.
     monkeypatch.setattr(server.stub, "memory", lambda: MemoryUse(4096, 8192))
     counted, memory = samples(server), stats(server)["memory"]
     assert counted["ds4mlx_mlx_active_bytes"] == memory["active_bytes"] == 4096
