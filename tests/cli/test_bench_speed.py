@@ -213,7 +213,8 @@ def test_a_plot_is_drawn_with_the_limit_of_the_memory(ds4mlx, tiny_path, bench, 
 
 
 @pytest.mark.parametrize("contexts, ticks", [
-    ([64], set()), ([64, 384], {"128", "256"}), ([512, 8192], {"2k", "4k", "8k"}), ([2048, 102_400], {"32k", "96k"})])
+    ([1], {"1"}), ([2048], {"2k"}), ([4096, 4352], {"4k", "4160"}), ([64, 384], {"128", "256"}),
+    ([512, 8192], {"2k", "4k", "8k"}), ([2048, 102_400], {"32k", "96k"})])
 def test_contexts_of_a_plot_are_at_round_numbers(tmp_path, contexts, ticks):
     plot(tmp_path / "a.svg", {"a": [row(context) for context in contexts]}, "title")
     drawn = (tmp_path / "a.svg").read_text()

@@ -132,7 +132,7 @@ def test_hits_misses_and_evictions_of_the_disk_are_counted_by_what_they_were(ser
 
 def test_the_engines_memory_is_told(serve, monkeypatch):
     server = serve()
-    # Given, for its own grows between two pages: it goes on with the end of an answer after its client has it.
+    # Given, for the engine's own grows between two pages: it goes on with the end of an answer after its client has it.
     monkeypatch.setattr(server.stub, "memory", lambda: MemoryUse(4096, 8192))
     counted, memory = samples(server), stats(server)["memory"]
     assert counted["ds4mlx_mlx_active_bytes"] == memory["active_bytes"] == 4096

@@ -19,7 +19,7 @@ from ds4mlx.tiny.files import TINY, path_of
 def test_of_a_dozen_tasks_with_unseen_tools_eleven_are_done_and_a_far_fact_is_found():
     score = scored("tiny", Namespace(limit=12, needles=1, slots=4, seed=0, engine="mlx", unseen_verbs=False,
                                      direct=False))
-    # Of 300 it does 97 in 100, of these all. One may tip on a machine that adds in another order.
+    # Of 300 it does 96 in 100, of these all. One may tip on a machine that adds in another order.
     assert score.held["arguments right"] + score.held["rightly no call"] >= 11, score.failures
     for name in ("well-formed calls", "result stated"):
         assert score.held[name] >= score.asked[name] - 1, score.failures
@@ -38,7 +38,7 @@ def test_its_file_is_small_has_every_kind_of_layer_and_asks_for_no_chance():
         assert set(config.compress_ratios) == {0, 4, 128} and 0 < config.num_hash_layers < config.num_hidden_layers
         assert file.metadata["general.sampling.temp"] == 0.0
         assert Tokenizer.from_gguf(file.metadata).fingerprint() == lessons.vocabulary().fingerprint()
-    assert path_of(TINY).stat().st_size <= 12e6
+    assert path_of(TINY).stat().st_size <= 10e6
 
 
 def test_a_checkout_without_the_file_says_what_to_do(monkeypatch):

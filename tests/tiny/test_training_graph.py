@@ -62,8 +62,8 @@ def test_parameters_are_those_of_a_checkpoint(trained):
         need.path: need.shape for need in expected_tensors(trained.config).values()}
 
 
-@pytest.mark.parametrize("kv_round, alike, half, most", [("none", 20, 1e-5, 1e-4), ("official", 4, 1e-3, 2e-3)])
-def test_training_and_engine_give_the_same_logits(kv_round, alike, half, most, trained, exported):
+@pytest.mark.parametrize("kv_round, exact_tokens, half, most", [("none", 20, 1e-5, 1e-4), ("official", 4, 1e-3, 2e-3)])
+def test_training_and_engine_give_the_same_logits(kv_round, exact_tokens, half, most, trained, exported):
     ids = np.random.default_rng(3).integers(0, lessons.VOCABULARY, 768)     # whole windows; the last are not compared
     mode = Mode(torch.float32, rounding=kv_round == "official")
     with torch.no_grad():
@@ -71,10 +71,11 @@ def test_training_and_engine_give_the_same_logits(kv_round, alike, half, most, t
     with GGUF.open(exported) as file:
         engine = np.array(engine_weights.load(file, validate(file), kv_round)(mx.array(ids[None, :TOKENS])))[0]
     off = np.abs(ours - engine).max(axis=1)
-    # Logits have a deviation near 1. Sums in another order now and then choose a row otherwise or, of the some hundred
-    # channels that a token has rounded, round one otherwise, which the tokens behind it see; before the first such
-    # token, the fifth to the eighth of three models, there is but the rounding of float32.
-    assert off[:alike].max() < 2e-5 and np.median(off) < half and np.quantile(off, 0.9) < most
+    # Logits have a deviation near 1. Sums in another order choose another row now and then, or round a channel to the
+    # other side, and all later tokens see that. In three models it first happened at the fifth to the eighth; before
+    # that only float32's rounding differs. Seen: a median of 2e-6 and, rounded, 3e-4; nine of ten within 2e-6 and
+    # 5e-4.
+    assert off[:exact_tokens].max() < 2e-5 and np.median(off) < half and np.quantile(off, 0.9) < most
 
 
 def test_the_hyper_connections_gradient_is_that_of_the_iterations():

@@ -8,8 +8,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from ds4mlx.errors import CheckpointError  # noqa: E402
 from ds4mlx.quant import importance  # noqa: E402
 from ds4mlx.tiny import lessons  # noqa: E402
+from ds4mlx.tiny.training import checkpoint  # noqa: E402
 from ds4mlx.tiny.training.few_bits import imatrix, q2_k, round_experts  # noqa: E402
 from ds4mlx.tiny.training.optimizer import orthogonal  # noqa: E402
 from ds4mlx.tiny.training.shape import RATIOS  # noqa: E402
@@ -87,7 +89,11 @@ def test_a_run_goes_on_from_a_checkpoint(tmp_path):
 def test_a_run_goes_on_with_some_of_the_layers(tmp_path):
     before = trainer(ratios=(0, 4, 128, 4))
     before.save(tmp_path / "run", 3.0)
-    again = trainer(seed=2, resume=sorted(tmp_path.glob("run.*.npz")), layers=[0, 2, 3])
+    files = sorted(tmp_path.glob("run.*.npz"))
+    assert checkpoint.load(files)[1]["ratios"] == [0, 4, 128, 4]
+    with pytest.raises(CheckpointError, match=r"\[0, 2, 9\] are to be kept; need different ones of \[0, 1, 2, 3\]"):
+        trainer(resume=files, layers=[0, 2, 9])
+    again = trainer(seed=2, resume=files, layers=[0, 2, 3])
     assert [layer.attn.ratio for layer in again.model.layers] == [0, 128, 4]
     for layer, was in ((0, 0), (1, 2), (2, 3)):
         for name in ("attn.wkv", "hc_ffn_base", "ffn.gate"):

@@ -63,8 +63,8 @@ def _label(axes: "Axes", title: str) -> None:
     axes.set_ylabel("tokens/s")
     axes.set_ylim(bottom=0)
     first, last = axes.get_xlim()
-    axes.xaxis.set_major_locator(MultipleLocator(2.0 ** math.ceil(math.log2((last - first) / TICKS))))   # 2k, 4k, 6k
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value / 1024:g}k" if value >= 1024 else f"{value:g}")
+    axes.xaxis.set_major_locator(MultipleLocator(max(1, 2 ** math.ceil(math.log2((last - first) / TICKS)))))
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}" if value % 1024 or not value else f"{value / 1024:g}k")
     axes.grid(alpha=0.3)
     if axes.lines:
         axes.legend(fontsize=7)

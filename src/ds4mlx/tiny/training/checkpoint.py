@@ -10,6 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
+from ds4mlx.errors import CheckpointError
+
 PART_BYTES = 14 << 20
 GROUP = 32          # weights to a scale
 PACKED = ".experts_w"
@@ -50,7 +52,10 @@ def load(files: Iterable[Path]) -> tuple[dict[str, np.ndarray], dict[str, object
 
 
 def with_layers(weights: Mapping[str, np.ndarray], kept: Sequence[int]) -> dict[str, np.ndarray]:
-    """The weights of a model that has only these layers, in this order."""
+    """The weights of a model that has only these layers, in this order. Raises CheckpointError."""
+    layers = {int(path.split(".")[1]) for path in weights if path.startswith("layers.")}
+    if not layers.issuperset(kept) or len(set(kept)) < len(kept):
+        raise CheckpointError(f"layers {list(kept)} are to be kept; need different ones of {sorted(layers)}")
     place = {f"layers.{layer}": f"layers.{i}" for i, layer in enumerate(kept)}
     parts = ((path, ".".join(path.split(".")[:2])) for path in weights)
     return {place.get(stem, stem) + path[len(stem):]: weights[path] for path, stem in parts

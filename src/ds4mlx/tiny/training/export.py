@@ -12,7 +12,7 @@ import numpy as np
 
 from ds4mlx.models.deepseek_v4.config import GGUF_FLOATS, GGUF_INTS, OFFICIAL_KEYS, Config
 from ds4mlx.tiny.training import checkpoint
-from ds4mlx.tiny.training.shape import shape
+from ds4mlx.tiny.training.shape import RATIOS, shape
 
 KINDS = {"float32": "F32", "float16": "F16", "int64": "I64"}
 
@@ -71,7 +71,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="the directory to write")
     args = parser.parse_args()
     weights, about = checkpoint.load(args.files)
-    export(args.out, shape(int(about["vocabulary"])), weights)
+    export(args.out, shape(int(about["vocabulary"]), about.get("ratios", RATIOS)), weights)
 
 
 if __name__ == "__main__":

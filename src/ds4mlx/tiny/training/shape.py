@@ -1,4 +1,4 @@
-"""The sizes of the trained model: one layer of each kind of V4, which together copy from far back.
+"""The sizes of the trained model: one layer of each of V4's kinds, enough to copy from far back.
 
 Rows of 256 channels: 192 of them keep no phase of position, so that a compressed row holds the names of its four
 tokens and of the four before. Eight heads, so that each slot of a row has one that asks for it.

@@ -157,7 +157,7 @@ class Trainer:
         weights = {path: value.detach().float().cpu().numpy() if value.is_floating_point() else value.cpu().numpy()
                    for path, value in self.model.state_dict().items()}
         about = {"steps": self.step, "tokens": self.tokens, "seconds": self.seconds + elapsed,
-                 "vocabulary": lessons.VOCABULARY}
+                 "vocabulary": lessons.VOCABULARY, "ratios": list(self.model.config.compress_ratios)}
         files = checkpoint.save(stem, weights, about)
         importance.write(imatrix(self.model, stem.with_name(f"{stem.name}.dat"), self.step))
         print(f"saved {', '.join(f'{file.name} {file.stat().st_size / 2**20:.1f} MiB' for file in files)}", flush=True)
@@ -240,8 +240,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=600, help="of the wall clock, from the start")
     parser.add_argument("--out", type=Path, required=True, help="stem of the checkpoint's files")
     parser.add_argument("--resume", type=Path, nargs="+", help="files of a checkpoint")
-    parser.add_argument("--layers", type=int, nargs="+", help="of the checkpoint, that go on; or all")
-    parser.add_argument("--ratios", type=int, nargs="+", default=RATIOS, help="tokens to a compressed row, by layer")
+    parser.add_argument("--layers", type=int, nargs="+", help="of the checkpoint to keep, in this order; or all")
+    parser.add_argument("--ratios", type=int, nargs="+", default=RATIOS, help="of each layer: 0, 4 or 128")
     parser.add_argument("--seed", type=int, default=20, help="of weights and lessons")
     parser.add_argument("--run", type=int, default=0, help="other lessons for each run that resumes")
     parser.add_argument("--batch-tokens", type=int, default=32768)
