@@ -3,8 +3,8 @@
     python tests/bench/tiny_scores.py [FILE.gguf ...] [--limit 300] [--needles 60] [--rows 64] [--slots 8] [--seed 0]
                                       [--direct] [--engine mlx|cuda]
 
-Two CPU cores take 8 to 10 minutes for a file, nine tenths of it to read prompts: 60 facts are 330,000 tokens, 300 tasks
-240,000. `--limit 100 --needles 12` tells the same within 4 % in 3 minutes; `ds4mlx.tiny.training.marks` tells in
+Two CPU cores take 8 minutes for a file, most of them to read prompts: 60 facts are 330,000 tokens, 300 tasks
+240,000. `--limit 100 --needles 12` tells the same within 4 % sooner; `ds4mlx.tiny.training.marks` tells in
 seconds on a GPU which answers would be right in every token.
 
 For each file (the built-in model without one) a server answers at temperature 0: of the tasks with tools, odd ones over
